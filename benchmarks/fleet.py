@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.result import ROOT, write_json
-from benchmarks.together import ASKS, Sharing
+from benchmarks.together import ASKS, Sharing, asked_no_more, running
 
 GRACE_S = 8.0
 """What a process that is out of time gets to end its workers and to keep what was measured."""
@@ -71,7 +71,7 @@ class Report:
 
     def seconds(self) -> float:
         """What this process has taken, and those before it whose report it goes on with."""
-        return round(self._earlier_s + monotonic() - STARTED, 1)
+        return round(self._earlier_s + running() - STARTED, 1)
 
     def put(self, **fields: Any) -> None:
         """Add to it."""
@@ -80,11 +80,11 @@ class Report:
 
     def at(self, stage: str, side: str = "") -> None:
         """Say what is done now, and with which side."""
-        print(f"[{monotonic() - STARTED:7.1f} s] {stage} {side}".rstrip(), file=sys.stderr, flush=True)
+        print(f"[{running() - STARTED:7.1f} s] {stage} {side}".rstrip(), file=sys.stderr, flush=True)
         self.put(at=stage, at_side=side)
 
 
-STARTED = monotonic()
+STARTED = running()
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,15 @@ def run_all(
     """
     deadline = monotonic() + within_s
     waiting = deque(tasks)
-    done: queue.Queue[tuple[Slot, int, Task, str]] = queue.Queue()
-    free, running = slots(count, each), 0
+    done: queue.Queue[tuple[Slot, Task, str]] = queue.Queue()
+    free, at_work = slots(count, each), 0
     with _children() as children, Sharing() as sharing:
-        while running or waiting:
+        while at_work or waiting:
             while free and waiting and monotonic() + least_s < deadline:
                 slot, task = free.pop(0), waiting.popleft()
                 limit = min(task.limit_s, deadline - monotonic())
                 asks = task.out.with_suffix(".asks").absolute()
-                asks.unlink(missing_ok=True)
+                asked_no_more(asks)
                 shares = {ASKS: str(asks)} if each > 1 else {}
                 process = _start(
                     replace(task, cores=slot.cores, limit_s=limit, variables={**task.variables, **shares}), slot
@@ -146,13 +146,13 @@ def run_all(
                 if shares:
                     sharing.joined(slot.gpu, process.pid, asks)
                 children.append((process, task.grace_s))
-                threading.Thread(target=_watch, args=(process, slot, task, limit, done), daemon=True).start()
-                running += 1
-            if not running:
+                watched = (process, slot, task, limit, deadline, sharing, done)
+                threading.Thread(target=_watch, args=watched, daemon=True).start()
+                at_work += 1
+            if not at_work:
                 break
-            slot, number, task, failed = done.get()
-            sharing.left(slot.gpu, number)
-            running -= 1
+            slot, task, failed = done.get()
+            at_work -= 1
             free.insert(0, slot)
             again = on_done(task, read(task.out), failed)
             if again is not None:
@@ -193,15 +193,34 @@ def _start(task: Task, slot: Slot) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def _watch(process: subprocess.Popen[bytes], slot: Slot, task: Task, limit_s: float, done: Any) -> None:
+def _watch(
+    process: subprocess.Popen[bytes],
+    slot: Slot,
+    task: Task,
+    limit_s: float,
+    deadline: float,
+    sharing: Sharing,
+    done: Any,
+) -> None:
+    began, lost_s = monotonic(), 0.0
     try:
-        code = process.wait(limit_s)
+        while True:
+            try:
+                code = process.wait(max(0.0, min(began + limit_s + lost_s, deadline) - monotonic()))
+                break
+            except subprocess.TimeoutExpired:
+                more_s = sharing.lost_s(slot.gpu, process.pid)
+                if more_s <= lost_s or monotonic() >= deadline:
+                    raise
+                lost_s = more_s
+        sharing.left(slot.gpu, process.pid)
         _kill_group(process)  # what it has left, such as a compiler that it gave up
         failed = "" if code == 0 else f"the process ended with {code}"
     except subprocess.TimeoutExpired:
+        sharing.left(slot.gpu, process.pid)
         _end(process, task.grace_s)
         failed = f"it did not end within {limit_s:.0f} s{CUT_SHORT if limit_s < task.limit_s else ''}"
-    done.put((slot, process.pid, task, failed))
+    done.put((slot, task, failed))
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from benchmarks import other_checkout
 from benchmarks.fleet import STARTED, Report, Task
 from benchmarks.result import commit
 from benchmarks.timing import contest, paired
+from benchmarks.together import running
 from benchmarks.tuned_model import TUNED, asked, tuned
 from benchmarks.zoo import Case, case_of, fresh, load, step_of
 from fuseplan.measure.failures import RUN, check_device, failure
@@ -83,7 +84,7 @@ class Time:
 
     def left(self) -> float:
         """Seconds until this process is ended."""
-        return self.limit_s - (monotonic() - STARTED)
+        return self.limit_s - (running() - STARTED)
 
     def need(self, seconds: float, what: str) -> None:
         """NoTimeError where so much is not left."""

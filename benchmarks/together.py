@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from time import monotonic, sleep
@@ -21,8 +21,17 @@ from typing import Any
 ASKS = "FUSEPLAN_BENCHMARKS_ASKS"
 """The file by which a process asks, as a variable of its environment; none where it is by itself."""
 LOOK_S = 0.02
-DRAIN_S = 0.5
+DRAIN_S = 0.25
 """What a process that is stopped has sent to the GPU may still run so long."""
+
+
+def running() -> float:
+    """The seconds of a clock that stands still while this process is stopped for others, or waits to be alone."""
+    lost = "0"
+    if place := os.environ.get(ASKS):
+        with suppress(OSError):
+            lost = _lost(Path(place)).read_text()
+    return monotonic() - float(lost or 0)
 
 
 _WITHIN = threading.Lock()
@@ -53,22 +62,56 @@ def choose_undisturbed() -> None:
         return
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    chooses = CachingAutotuner.benchmark_all_configs
+    chooses: Any = CachingAutotuner.benchmark_all_configs
 
     @wraps(chooses)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
         with undisturbed():
             return chooses(self, *args, **kwargs)
 
-    CachingAutotuner.benchmark_all_configs = alone
+    CachingAutotuner.benchmark_all_configs = alone  # type: ignore[method-assign]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Member:
     """A process that shares a GPU."""
 
     number: int
     asks: Path
+    stopped: list[int] = field(default_factory=list)
+    """The processes of it that are stopped, by whoever is alone."""
+    since: float | None = None
+    """When it was stopped, or began to wait."""
+    lost_s: float = 0.0
+    """How long it was stopped, and waited, before that."""
+
+    def stop(self) -> None:
+        """Stop it, and all that it has started, but for what others have stopped."""
+        self.waits()
+        for _ in range(3):  # until nothing is new: what is not stopped yet may start more
+            new = [one for one in _family(self.number) if one not in self.stopped]
+            self.stopped += [one for one in new if _send(one, signal.SIGSTOP)]
+
+    def go_on(self) -> None:
+        """Have it go on, though its parent may be gone by now."""
+        for one in self.stopped:
+            _send(one, signal.SIGCONT)
+        self.stopped.clear()
+        self.waits_no_more()
+
+    def waits(self) -> None:
+        """From now on its time is not its own."""
+        self.since = monotonic() if self.since is None else self.since
+
+    def waits_no_more(self) -> None:
+        """Tell it how long that was."""
+        if self.since is not None:
+            self.lost_s, self.since = self.lost_s + monotonic() - self.since, None
+            _lost(self.asks).write_text(str(self.lost_s))
+
+    def is_lost(self) -> float:
+        """How long its time was not its own, up to now."""
+        return self.lost_s + (0.0 if self.since is None else monotonic() - self.since)
 
 
 class Sharing:
@@ -89,55 +132,75 @@ class Sharing:
         self._over.set()
         self._thread.join()
         with self._changing:
-            for gpu in list(self._alone):
-                self._go_on(gpu)
+            for one in [one for members in self._members.values() for one in members]:
+                one.go_on()
 
     def joined(self, gpu: object, number: int, asks: Path) -> None:
         """A process runs on a GPU; where another has that to itself, it waits."""
         with self._changing:
-            self._members[gpu].append(_Member(number, asks))
+            one = _Member(number, asks)
+            self._members[gpu].append(one)
             if gpu in self._alone:
-                _send(number, signal.SIGSTOP)
+                one.stop()
 
     def left(self, gpu: object, number: int) -> None:
-        """A process has ended."""
+        """A process has ended, or is to end: it is stopped no more, nor is what it has left behind."""
         with self._changing:
-            gone = [one for one in self._members[gpu] if one.number == number]
-            self._members[gpu] = [one for one in self._members[gpu] if one.number != number]
-            for one in gone:
-                one.asks.unlink(missing_ok=True)
+            for one in [one for one in self._members[gpu] if one.number == number]:
+                self._members[gpu].remove(one)
+                one.go_on()
+                asked_no_more(one.asks)
+
+    def lost_s(self, gpu: object, number: int) -> float:
+        """How long a process was stopped, or waited to be alone."""
+        with self._changing:
+            return next((one.is_lost() for one in self._members[gpu] if one.number == number), 0.0)
 
     def _look_after(self) -> None:
         while not self._over.wait(LOOK_S):
             with self._changing:
                 for gpu in list(self._members):
-                    self._look(gpu)
+                    with suppress(OSError):  # such as of a disk that is full: the next look may find room
+                        self._look(gpu)
 
     def _look(self, gpu: object) -> None:
         if gpu in self._alone:
             one, begins = self._alone[gpu]
             if not one.asks.exists():
                 self._go_on(gpu)
-            elif monotonic() >= begins:
+            elif monotonic() >= begins and not _answer(one.asks).exists():
+                one.waits_no_more()
                 _answer(one.asks).touch()
             return
         asking = [(when, one) for one in self._members[gpu] if (when := _since(one.asks)) is not None]
+        for _, one in asking:
+            one.waits()
         if asking:
             _, first = min(asking, key=lambda pair: pair[0])
+            self._alone[gpu] = first, monotonic() + DRAIN_S
             for one in self._members[gpu]:
                 if one is not first:
-                    _send(one.number, signal.SIGSTOP)
-            self._alone[gpu] = first, monotonic() + DRAIN_S
+                    one.stop()
 
     def _go_on(self, gpu: object) -> None:
         one, _ = self._alone.pop(gpu)
         _answer(one.asks).unlink(missing_ok=True)
         for other in self._members[gpu]:
-            _send(other.number, signal.SIGCONT)
+            other.go_on()
+
+
+def asked_no_more(asks: Path) -> None:
+    """Leave nothing of what a process has asked, and was told: one that comes after it were let in at once."""
+    for file in (asks, _answer(asks), _lost(asks)):
+        file.unlink(missing_ok=True)
 
 
 def _answer(asks: Path) -> Path:
     return asks.with_name(f"{asks.name}-answer")
+
+
+def _lost(asks: Path) -> Path:
+    return asks.with_name(f"{asks.name}-lost")
 
 
 def _since(asks: Path) -> float | None:
@@ -146,23 +209,27 @@ def _since(asks: Path) -> float | None:
     return None
 
 
-def _send(number: int, sent: signal.Signals) -> None:
-    """To a process, and to all that it has started."""
-    for one in (number, *_started_by(number)):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(one, sent)
+def _send(number: int, sent: signal.Signals) -> bool:
+    """Whether there was such a process."""
+    try:
+        os.kill(number, sent)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
-def _started_by(number: int) -> list[int]:
-    """The numbers of what a process has started, and of what these have."""
-    parents: dict[int, list[int]] = {}
+def _family(number: int) -> list[int]:
+    """A process that runs, and all that run which it has started, and so have these."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    states: dict[int, str] = {}
     for place in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):
-            told = place.read_text(errors="replace").rpartition(")")[2].split()
-            parents.setdefault(int(told[1]), []).append(int(place.parent.name))
+        with suppress(OSError, ValueError, IndexError):
+            state, parent = place.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            children[int(parent)].append(int(place.parent.name))
+            states[int(place.parent.name)] = state
     found, look = list[int](), [number]
     while look:
-        own = parents.get(look.pop(), [])
-        found += own
-        look += own
-    return found
+        one = look.pop()
+        found.append(one)
+        look += children[one]
+    return [one for one in found if states.get(one) != "T"]

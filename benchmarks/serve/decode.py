@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from benchmarks.serve.servers import Call
 from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, call_of, compared, compiled_by, of_fuseplan
 from benchmarks.serve.tuned import left_out, plans_left_out, tuned
 from benchmarks.timing import contest
-from benchmarks.together import undisturbed
+from benchmarks.together import running, undisturbed
 from benchmarks.tuned_model import clear
 
 TIMES = (1, 4)
@@ -114,10 +113,10 @@ def _tuned(task: Task, loop: DecodeLoop, model: torch.nn.Module, report: Report,
 
 def _compile(loop: DecodeLoop, call: Call, side: str) -> dict[str, Any]:
     """Decode once from the prompt to the end: what that took, and what was compiled; and what more in a second time."""
-    before, begin, compiled = fuseplan.stats(), monotonic(), compiled_so_far()
+    before, begin, compiled = fuseplan.stats(), running(), compiled_so_far()
     loop.decoded(call)
     row: dict[str, Any] = {
-        "first_s": round(monotonic() - begin, 2),
+        "first_s": round(running() - begin, 2),
         "warm": {"compilations": compiled_so_far() - compiled},
     }
     compiled = compiled_so_far()

@@ -29,7 +29,7 @@ from benchmarks.serve.servers import EncoderServer, SlotServer
 from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compared, compiled_by, of_fuseplan, serving
 from benchmarks.serve.tuned import left_out, plans_left_out, tuned
 from benchmarks.timing import rounds_of
-from benchmarks.together import undisturbed
+from benchmarks.together import running, undisturbed
 from benchmarks.tuned_model import clear
 from fuseplan.garbage import no_collection
 from fuseplan.measure.clocks import failing
@@ -132,13 +132,13 @@ class Passes:
         if cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        held, begin = torch.cuda.memory_allocated() if cuda else 0, monotonic()
+        held, begin = torch.cuda.memory_allocated() if cuda else 0, running()
         self.servers[side] = made()
         self.warm[side] = self._pass(side, self.case.pattern.draw(self.case.requests, WARM_SEED), BURST * 1e6)
         if isinstance(server := self.servers[side], EncoderServer):  # what all sides can be compared by
             with self._counting(side):
                 server.read(self.case.pattern.draw(self.case.slots, WARM_SEED))
-        row: dict[str, Any] = {"warm_up_s": round(monotonic() - begin, 2), "warm": _compiled([self.warm[side]])}
+        row: dict[str, Any] = {"warm_up_s": round(running() - begin, 2), "warm": _compiled([self.warm[side]])}
         if cuda:
             row["own_peak_bytes"] = torch.cuda.max_memory_allocated() - held
         return row | ({"counted": dict(self.counted[side])} if side in OWN else {})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from benchmarks.fleet import Report, Task
 from benchmarks.one_model import MARGIN_S, Time
 from benchmarks.progress import LogProgress, heard
 from benchmarks.serve.sides import SIDES
-from benchmarks.together import undisturbed
+from benchmarks.together import running, undisturbed
 from benchmarks.tuned_model import account
 from fuseplan.recording.book import Recording
 from fuseplan.tune import tune
@@ -23,7 +22,7 @@ NOT_TUNED = {"left": "no time was left to tune them", "failed": "tuning failed"}
 
 def tuned(task: Task, recording: Recording, report: Report, time: Time) -> None:
     """Tune within the seconds that are given for it; what an earlier process has found is not looked for again."""
-    given, began = task.arguments, monotonic()
+    given, began = task.arguments, running()
     time.need(given["tune_s"] + MARGIN_S, "tuning")
     with undisturbed():
         found = tune(
@@ -38,7 +37,7 @@ def tuned(task: Task, recording: Recording, report: Report, time: Time) -> None:
         # what was found in the database an earlier process has tuned, which may have ended before it could report that
         if one.timed or before in NOT_TUNED:
             known[name] = {"calls": one.calls, **account(one)}
-    seconds = round(earlier.get("seconds", 0.0) + monotonic() - began, 2)
+    seconds = round(earlier.get("seconds", 0.0) + running() - began, 2)
     report.put(tuning={"programs": known, "notes": list(recording.notes), "seconds": seconds}, seconds=report.seconds())
 
 

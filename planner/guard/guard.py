@@ -41,6 +41,8 @@ class PlanGuard:
     """Writes down what was found after how many calls, and whether the plan is taken back for it. In a thread of its own."""
     keeps: str | None = None
     """Why a plan that is slower is not taken back here, where that is so."""
+    counts: frozenset[int] = frozenset()
+    """Where among the arguments numbers are that only count: they say nothing of how much there is to do."""
     pace: Pace = field(default_factory=Pace)
     report_s: float = REPORT_S
     calls: int = 0
@@ -126,7 +128,7 @@ class PlanGuard:
         self._turns += 1
         if self._turns % 4 == 0:
             self._due = self.calls + self._apart() - 3
-        return self._rounds.turn(tuple(_size(one) for one in args))
+        return self._rounds.turn(tuple(_size(one) for place, one in enumerate(args) if place not in self.counts))
 
     def _apart(self) -> int:
         """How many calls lie between the beginnings of rounds: more where sizes vary so that there are never enough of one."""

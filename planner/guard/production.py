@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 
 from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint
+from fuseplan.capture.dynamo.counts import Counts
 from fuseplan.capture.dynamo.forward_known import forward_known, runs_forward
 from fuseplan.capture.dynamo.ranks import runs_in_step, tunes_here
 from fuseplan.guard.guard import PlanGuard
@@ -58,7 +59,9 @@ def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, defaul
         return plan
     keeps = "it is pinned" if stored.word == "pinned" else IN_STEP if runs_in_step() else None
     write = partial(_written, GuardedPlan(lookup.store, lookup.here, stored, keeps == IN_STEP), program)
-    guard = PlanGuard(stored.key[:12], _CLOCKS[lookup.device.type](lookup.device), write, keeps)
+    guard = PlanGuard(
+        stored.key[:12], _CLOCKS[lookup.device.type](lookup.device), write, keeps, Counts.of(lookup.gm).places()
+    )
     program.guard = partial(_told, ref(guard))  # who tells of a program keeps nothing of what was compiled for it
     return guard.around(plan, beside)
 

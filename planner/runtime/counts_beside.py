@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from fuseplan.capture.dynamo.counts import Counts
+from fuseplan.capture.dynamo.counts import OUT_OF_PLACE, Counts
 from fuseplan.rewrites.base import Draft
 
 Callee = Callable[..., Any]
@@ -135,13 +135,16 @@ class _Tensors:
 
     def make(self, node: Node) -> None:
         """What is made of some of them."""
-        args, target, named = tuple(map(self._given, node.args)), node.target, {}
+        target: Any = OUT_OF_PLACE.get(node.target, node.target)
+        args, named = tuple(map(self._given, node.args)), dict[str, Any]()
         if target in _OF_TENSORS:
-            of_both, name = _OF_TENSORS[target]
-            tensors = [one for one in node.args if one in self.of]
-            (other,) = [one for one in node.args if one not in self.of] or [None]
-            target, args = (of_both, args) if other is None else (torch.clamp, (self._given(tensors[0]),))
-            named = {} if other is None else {name: self._given(other)}
+            of_tensors, name = _OF_TENSORS[target]
+            plain = [one for one in node.args if one not in self.of]
+            if plain:
+                (tensor,) = [one for one in node.args if one in self.of]
+                target, args, named = torch.clamp, (self._given(tensor),), {name: self._given(plain[0])}
+            else:
+                target = of_tensors
         with self.draft.graph.inserting_before(self.draft.copies[node]):
             self.of[node] = self.draft.call(target, args, named, self.like)
 
@@ -167,7 +170,7 @@ def _picked(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _as_tensor(numbers: Sequence[int], device: torch.device | None) -> Tensor:
-    """So many numbers on a device, without waiting for it: those of a model's layers are often alike."""
+    """So many numbers on a device, without waiting for it, in one kernel and one for each that is not the first: those of layers are alike."""
     found = torch.full((len(numbers),), numbers[0], dtype=torch.int64, device=device)
     for place, number in enumerate(numbers):
         if number != numbers[0]:

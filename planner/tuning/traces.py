@@ -113,8 +113,10 @@ def _devices(trace: Trace) -> Iterator[str]:
 
 
 def sizes_of(trace: Trace) -> dict[str, int]:
-    """The dynamic sizes that the program was seen with."""
-    return {symbol["name"]: symbol["hint"] for symbol in trace.fields["symbols"] if symbol["hint"] is not None}
+    """The dynamic sizes that the program was seen with, without what only counts."""
+    return {
+        one["name"]: one["hint"] for one in trace.fields["symbols"] if one["hint"] is not None and not one.get("counts")
+    }
 
 
 def title(program: str, name: str, sizes: Box) -> str:
@@ -137,8 +139,8 @@ def box_of(trace: Trace) -> Box:
     The best plan changes with the size; one that was raced at 48 is taken for 33 to 64, and not beyond. Of numbers that only count it is for
     all there are.
     """
-    symbols = [one for one in trace.fields["symbols"] if one["hint"] is not None and not one.get("counts")]
-    return Box.of({symbol["name"]: _span(symbol) for symbol in symbols})
+    varying = sizes_of(trace)
+    return Box.of({one["name"]: _span(one) for one in trace.fields["symbols"] if one["name"] in varying})
 
 
 def calls_that_came(trace: Trace) -> list[Calls]:

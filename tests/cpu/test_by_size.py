@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.fx.experimental.sym_node import DynamicInt
 
 import fuseplan
 from fuseplan import backend, by_size, reload
@@ -119,6 +120,26 @@ def test_each_box_is_compiled_once_and_all_other_sizes_have_the_default(own_data
         right(compiled, *range(2, 300, 7))
     assert hosts(compiled) == ["eager", "aten", "aten", "aten"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+
+
+def test_what_only_counts_is_no_size_of_a_box(own_database: Path) -> None:
+    """It is another number at each call, and no call is told by it."""
+
+    def counted(x: Tensor, y: Tensor, at: int) -> tuple[Tensor, int]:
+        return scaled(x, y), at + 1
+
+    key = key_of(counted, (*arguments(100), DynamicInt(3)))
+    for high in (16, 64):
+        put(own_database, key, high // 2 + 1, high)
+    compiled = fuseplan.compile(counted)
+    for number, size in enumerate((100, 40, 12, 33, 16, 100, 9, 64), start=5):
+        given = arguments(size)
+        found, after = compiled(*given, DynamicInt(number))
+        torch.testing.assert_close(found, scaled(*given))
+        assert after == number + 1
+    assert hosts(compiled) == ["eager", "aten", "aten"]
+    assert by_size_of(compiled).reading.names == ("s0",)
+    assert len(by_size_of(compiled).calls) == 7
 
 
 def test_the_default_serves_until_a_process_beside_has_compiled_the_plan(own_database: Path) -> None:

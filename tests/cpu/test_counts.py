@@ -53,6 +53,15 @@ def written(x: Tensor, at: int) -> tuple[Tensor, int, int]:
     return y + min(at, 9) * 3 - at // 4 + (at % 3), at, at
 
 
+def overwritten(x: Tensor, at: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """A name stands for another number, or for a tensor, from then on; the number itself stays."""
+    y = at
+    y += x.shape[0] * 0 + 2
+    z = x.clone()
+    z *= y
+    return z, x + at, x * y, y
+
+
 COUNTING: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "only counted": (lambda x, at: (x.cos(), 2 * at + 3, at - 1), (torch.ones(4),)),
     "squared": (lambda x, at: (x.cos(), at * at), (torch.ones(4),)),
@@ -61,8 +70,17 @@ COUNTING: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "written": (written, (ROWS,)),
     "where a row begins": (lambda x, at: torch.arange(at, at + 7) * x, (ROWS,)),
     "an index": (lambda x, at: x[:, torch.arange(1) + at % 7], (ROWS,)),
+    "what is overwritten": (overwritten, (ROWS,)),
     "beside a size": (lambda x, at: (x + (at + x.shape[0]), x.shape[0] * 2, at + x.shape[0]), (ROWS,)),
 }
+
+
+def overwritten_by_a_tensor(x: Tensor, at: int) -> tuple[Tensor, Tensor]:
+    y: Any = at
+    y += x.sum()
+    return y, x + at
+
+
 OTHERWISE: dict[str, Call] = {
     "a size": lambda x, at: x.new_ones(at),
     "how long a row is": lambda x, at: torch.arange(at) * 2,
@@ -73,6 +91,10 @@ OTHERWISE: dict[str, Call] = {
     "one element in few bits": lambda x, at: x.to(torch.int32).sum(dtype=torch.int32) + at,
     "divided by": lambda x, at: (x, 100 // at),
     "given to an operator": lambda x, at: (x.cos(), pages(x, at)),
+    "what becomes a tensor": overwritten_by_a_tensor,
+    "within vmap": lambda x, at: torch.vmap(lambda row: row + at)(x),
+    "within a gradient": lambda x, at: torch.func.grad(lambda w: (w * (x + at)).sum())(x.float()),
+    "nested tensors": lambda x, at: torch.nested.nested_tensor_from_jagged(x.flatten(), torch.tensor([0, 3, 28])) + at,
     "within a list": lambda x, at: x.roll([at], [0]),
 }
 
@@ -193,6 +215,16 @@ def test_what_is_cut_is_the_same_program_under_each_launch() -> None:
         graphs.append([record.graph.key for program in programs_of(compiled_by(compiled)) for record in program.graphs])
     assert graphs[0] == graphs[1]
     assert len(graphs[0]) == 2, "one for the first number, and one for all others"
+
+
+@pytest.mark.parametrize("name", ["what becomes a tensor", "within vmap", "within a gradient"])
+def test_other_numbers_stay_right_under_a_plan_for_cuda_graphs(name: str) -> None:
+    torch._dynamo.reset()
+    call = OTHERWISE[name]
+    compiled = fuseplan.compile(call, plan="aten", launch="cudagraph")
+    for number in NUMBERS:
+        for ours, theirs in zip(_listed(compiled(ROWS, number)), _listed(call(ROWS, number)), strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_training_goes_through() -> None:

@@ -295,6 +295,16 @@ def test_what_is_computed_again_in_a_backward_is_left_alone(
         assert "it looks no more, since some of it is computed again" in guard.told()
 
 
+def test_a_number_that_only_counts_is_no_other_size(device: Device) -> None:
+    """Else no call would have its like."""
+    for counts, found in ((frozenset({1}), True), (frozenset(), False)):
+        guard = PlanGuard("a", HostClock(), lambda *_: None, counts=counts, pace=QUICK)
+        call = guard.around(lambda x, at: x, lambda x, at: x)
+        for number in range(400):
+            call(torch.ones(2), number)
+        assert (guard.found is not None) is found
+
+
 def test_a_call_that_fails_fails_as_without_a_guard_and_counts_for_nothing(device: Device) -> None:
     def plan(x: Tensor) -> Tensor:
         raise ValueError("planted")

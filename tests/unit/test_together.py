@@ -14,9 +14,16 @@ from time import monotonic, sleep
 
 import pytest
 
-from benchmarks.together import ASKS, Sharing, undisturbed
+from benchmarks.together import ASKS, Sharing, asked_no_more, running, undisturbed
 
 ROOT = Path(__file__).parents[2]
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who has started whom")
+HANGS = """
+import time
+from benchmarks.together import undisturbed
+with undisturbed():
+    time.sleep(99)
+"""
 WORKS = """
 import sys, time
 from pathlib import Path
@@ -71,7 +78,7 @@ def spans(file: Path) -> list[tuple[float, float]]:
     return [(float(begin), float(end)) for begin, end in map(str.split, file.read_text().splitlines())]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who has started whom")
+@LINUX
 def test_what_is_timed_stops_all_others_of_its_gpu_and_no_other(tmp_path: Path) -> None:
     over, ticks, timed = tmp_path / "over", [tmp_path / f"ticks{i}" for i in range(3)], tmp_path / "timed"
     with Sharing() as sharing:
@@ -103,12 +110,11 @@ def test_what_is_timed_stops_all_others_of_its_gpu_and_no_other(tmp_path: Path) 
         assert seen[-1] > alone[-1][1], "and all go on afterwards"
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who has started whom")
+@LINUX
 def test_who_ends_while_it_is_alone_keeps_nobody_waiting(tmp_path: Path) -> None:
     over, ticks = tmp_path / "over", tmp_path / "ticks"
-    hangs = "from benchmarks.together import undisturbed\nimport time\nwith undisturbed():\n    print(end='')\n    time.sleep(99)"
     with Sharing() as sharing:
-        beside, alone = start(WORKS, tmp_path / "asks0", ticks, over), start(hangs, tmp_path / "asks1")
+        beside, alone = start(WORKS, tmp_path / "asks0", ticks, over), start(HANGS, tmp_path / "asks1")
         with ended(beside, alone):
             wait_for(ticks)
             for number, one in enumerate((beside, alone)):
@@ -122,6 +128,44 @@ def test_who_ends_while_it_is_alone_keeps_nobody_waiting(tmp_path: Path) -> None
                 sharing.left(None, alone.pid)
                 over.touch()
                 assert [beside.wait(60), late.wait(60)] == [0, 0]
+
+
+@LINUX
+def test_what_a_process_leaves_behind_is_stopped_no_more(tmp_path: Path) -> None:
+    """Else it would be for good: nobody finds it any more once its parent is gone."""
+    over, ticks = tmp_path / "over", tmp_path / "ticks"
+    with Sharing() as sharing:
+        parent, alone = start(STARTS, tmp_path / "asks0", ticks, over), start(HANGS, tmp_path / "asks1")
+        with ended(parent, alone):
+            wait_for(ticks)
+            for number, one in enumerate((parent, alone)):
+                sharing.joined(None, one.pid, tmp_path / f"asks{number}")
+            wait_for(tmp_path / "asks1-answer")
+            before = ticks.stat().st_size
+            sleep(0.2)
+            assert ticks.stat().st_size == before
+            assert sharing.lost_s(None, parent.pid) > 0.2
+            os.kill(parent.pid, signal.SIGKILL)
+            parent.wait()
+            sharing.left(None, parent.pid)
+            until = monotonic() + 60
+            while ticks.stat().st_size == before:
+                assert monotonic() < until, "its child is stopped still"
+                sleep(0.01)
+            over.touch()
+
+
+def test_time_in_which_others_are_alone_is_nobody_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ASKS, str(tmp_path / "asks"))
+    before = monotonic()
+    assert running() >= before
+    (tmp_path / "asks-lost").write_text("40.5")
+    assert running() < before + 1
+    for name in ("asks", "asks-answer"):
+        (tmp_path / name).touch()
+    asked_no_more(tmp_path / "asks")
+    assert list(tmp_path.iterdir()) == [], "whoever comes next asks anew"
+    assert running() >= before
 
 
 def test_who_shares_with_nobody_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:

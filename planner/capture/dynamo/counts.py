@@ -5,24 +5,34 @@ or compared with them at most. What is fastest does not change with them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._pytree import tree_leaves
 
+from fuseplan.capture.dynamo.symbols import Symbols, symbol_of
+
 _COMPARED = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
 _WORKED_OUT = {operator.add, operator.sub, operator.mul}
-_IN_PLACE = {operator.iadd, operator.isub, operator.imul}
-_ARITHMETIC = frozenset({*_WORKED_OUT, operator.neg, operator.floordiv, operator.mod, torch.sym_max, torch.sym_min})
+OUT_OF_PLACE: Mapping[Any, Any] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+}
+"""What an operator is to numbers that is in place for tensors."""
+_ARITHMETIC = frozenset(
+    {*_WORKED_OUT, *OUT_OF_PLACE, operator.neg, operator.floordiv, operator.mod, torch.sym_max, torch.sym_min}
+)
 """What makes numbers of numbers."""
 _DIVIDING = {operator.floordiv, operator.mod}
 _BY_ELEMENT = frozenset(
-    {*_COMPARED, *_WORKED_OUT, *_IN_PLACE, *(getattr(torch, one.__name__) for one in (*_COMPARED, *_WORKED_OUT))}
+    {*_COMPARED, *_WORKED_OUT, *OUT_OF_PLACE, *(getattr(torch, one.__name__) for one in (*_COMPARED, *_WORKED_OUT))}
 )
 _METHODS = frozenset({f"{one.__name__}{written}" for one in (*_COMPARED, *_WORKED_OUT) for written in ("", "_")})
 _WHOLE = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
@@ -66,6 +76,15 @@ class Counts:
             counting = [node for node in counting if node not in found.others]
         return Counts()
 
+    def names(self, symbols: Symbols) -> set[str | None]:
+        """What they are called among the sizes of the program."""
+        return {symbols.name_of(node.meta["example_value"]) for node in self.inputs}
+
+    def places(self) -> frozenset[int]:
+        """Where they are among the inputs."""
+        given = self.inputs[0].graph.find_nodes(op="placeholder") if self.inputs else ()
+        return frozenset(place for place, node in enumerate(given) if node in self.inputs)
+
 
 class _Uses:
     """What a program does with numbers of which some may count."""
@@ -103,18 +122,22 @@ class _Uses:
         known = _METHODS if node.op == "call_method" else _BY_ELEMENT if node.op == "call_function" else ()
         if node.target not in known or node.kwargs or len(node.args) != 2:
             return False
-        values = [one.meta.get("example_value") for one in node.args if isinstance(one, Node) and one not in self._of]
-        if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].dtype not in _WHOLE:
+        tensors = [one for one in node.args if isinstance(one, Node) and one not in self._of]
+        if len(tensors) != 1 or not (_is_ordinary(tensors[0]) and _is_ordinary(node)):
             return False
-        return values[0].dim() > 0 or values[0].dtype is torch.int64
+        if node.target in OUT_OF_PLACE and tensors[0] is not node.args[0]:
+            return False  # a number is another one then, where a tensor would be overwritten
+        value = tensors[0].meta["example_value"]
+        return value.dtype in _WHOLE and (value.dim() > 0 or value.dtype is torch.int64)
 
     def _begins(self, node: Node) -> bool:
         """Whether it is as many numbers in a row as ever, from one of these on."""
-        value, known = node.meta.get("example_value"), {"device", "dtype"}
         if node.op != "call_function" or node.target is not torch.arange or len(node.args) != 2:
             return False
-        same = isinstance(value, Tensor) and value.dtype is torch.int64 and type(value.shape[0]) is int
-        return same and node.kwargs.keys() <= known and node.args[0] in self._of
+        if not _is_ordinary(node) or not node.kwargs.keys() <= {"device", "dtype"}:
+            return False
+        row = node.meta["example_value"]
+        return row.dtype is torch.int64 and type(row.shape[0]) is int and node.args[0] in self._of
 
     def _are_listed(self, node: Node) -> bool:
         """Whether all that an output has of them stands there by itself."""
@@ -124,8 +147,13 @@ class _Uses:
 
 
 def _symbol(node: Node) -> Any:
+    return symbol_of(node.meta.get("example_value"))
+
+
+def _is_ordinary(node: Node) -> bool:
+    """Whether it is a tensor as Dynamo sees most, and none of a transformation such as vmap, nor one of tensors."""
     value = node.meta.get("example_value")
-    return value.node.expr if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol else None
+    return type(value) is FakeTensor and value.layout is torch.strided
 
 
 def _tensors(node: Node) -> Iterator[Tensor]:

@@ -57,7 +57,7 @@ def size_reading(gm: GraphModule, symbols: Symbols) -> SizeReading | None:
         name = symbols.name_of(node.meta.get("example_value"))
         if name is not None:
             places.setdefault(name, i)
-    counting = {symbols.name_of(node.meta["example_value"]) for node in Counts.of(gm).inputs}
+    counting = Counts.of(gm).names(symbols)
     seen = [one for one in symbols.seen() if one.name not in counting]
     if not seen or any(one.name not in places or one.hint is None for one in seen):
         return None
@@ -110,6 +110,8 @@ class OwnSizes:
     _env: ShapeEnv
     _mode: FakeTensorMode
     _symbols: Mapping[str, sympy.Expr]
+    _seen: Mapping[str, int]
+    """What each was when it was made: a call may tell of some alone, and what it does not tell of matters to nobody."""
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -119,7 +121,7 @@ class OwnSizes:
 
     def why_not(self, sizes: Mapping[str, int]) -> str | None:
         """Why what was compiled of it is not for these sizes, by what compilers have asked of its own; None where it is."""
-        given = {self._symbols[name]: sympy.Integer(size) for name, size in sizes.items()}
+        given = {self._symbols[name]: sympy.Integer(size) for name, size in {**self._seen, **sizes}.items()}
         for guard in self._env.guards:
             if guard.expr.xreplace(given) != sympy.true:
                 return f"it was compiled for sizes of which {guard.expr} is true"
@@ -156,9 +158,10 @@ def copied_program(gm: GraphModule, fixed: Mapping[Node, int] = _NONE) -> GraphM
 def with_own_sizes(
     gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int], within: AbstractContextManager[object] | None = None
 ) -> OwnSizes:
-    """Give a program sizes of its own, which are seen as `sizes`; `gm` stays as it is. Fake tensors run through it `within` what is given.
-    GraphError where it does not run so.
+    """Give a program sizes of its own, which are seen as `sizes`, or as they were; `gm` stays as it is. Fake tensors run through it `within` what
+    is given. GraphError where it does not run so.
     """
+    sizes = {**{one.name: one.hint for one in symbols.seen() if one.hint is not None}, **sizes}
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     own: dict[str, sympy.Symbol] = {}
@@ -166,7 +169,7 @@ def with_own_sizes(
         # by its short name: the same in each process, so that Inductor's cache knows the code of another
         source, positive = ConstantSource(f"fuseplan_{one.name}"), old.is_positive or None
         made: Any = env.create_symbol(
-            sizes.get(one.name, one.hint or LEAST),
+            sizes[one.name],
             source,
             DimDynamic.DYNAMIC,
             positive=positive,
@@ -225,7 +228,7 @@ def _propagated(
             _Propagating(copy, mode).run(*inputs)
     except Exception as error:  # whatever an operator says to sizes that it was not captured with
         raise GraphError(f"it does not run with sizes of its own: {type(error).__name__}: {error}") from error
-    return OwnSizes(copy, inputs, env, mode, own)
+    return OwnSizes(copy, inputs, env, mode, own, sizes)
 
 
 @contextmanager

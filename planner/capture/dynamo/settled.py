@@ -19,6 +19,8 @@ import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fuseplan.capture.dynamo.symbols import symbol_of
+
 Call = Callable[..., Any]
 
 
@@ -67,7 +69,7 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     (torch.Size([4, 5]), 5)
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
-    sizes = {i: size for i, node in enumerate(placeholders) if (size := _symbol(_value(node))) is not None}
+    sizes = {i: size for i, node in enumerate(placeholders) if (size := symbol_of(_value(node))) is not None}
     fixed = _fixed(gm)
     order = _order(placeholders, sizes, fixed)
     same = order == tuple(range(len(placeholders)))
@@ -166,14 +168,9 @@ def _value(node: Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _symbol(value: Any) -> sympy.Symbol | None:
-    expr = value.node.expr if isinstance(value, torch.SymInt) else None
-    return expr if isinstance(expr, sympy.Symbol) else None
-
-
 def _symbols(value: Any) -> list[sympy.Symbol]:
     """The sizes that a tensor brings, in Dynamo's order."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return []
-    parts = map(_symbol, (*value.shape, *value.stride(), value.storage_offset()))
+    parts = map(symbol_of, (*value.shape, *value.stride(), value.storage_offset()))
     return [size for size in parts if size is not None]

@@ -34,6 +34,12 @@ def at_most(size: Any) -> int | None:
     return int(found) if len(edges) == len(seen) and found.is_Integer else None
 
 
+def symbol_of(value: Any) -> sympy.Symbol | None:
+    """The symbol that a size is alone; None for a number, and for what is made of several."""
+    expr = value.node.expr if isinstance(value, torch.SymInt) else None
+    return expr if isinstance(expr, sympy.Symbol) else None
+
+
 class Symbols:
     """Gives each symbol of one program its short name, in the order in which they are met."""
 

@@ -70,7 +70,7 @@ class _Writer:
             self.numbers[node] = i
             inputs.append(self._input(node, given, first.get(i), of_mask=node in masks))
         nodes, output = self._calls(self.gm)
-        counting = {self.symbols.name_of(node.meta["example_value"]) for node in Counts.of(self.gm).inputs}
+        counting = Counts.of(self.gm).names(self.symbols)
         symbols = [
             {
                 "name": s.name,

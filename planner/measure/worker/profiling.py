@@ -60,10 +60,9 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
 
 def _compiled(plan: Plan, loaded: Loaded, found: MadeOf) -> Callable[..., Any]:
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        whole, telling = (
-            rewritten(gm, plan.rewrites).gm,
-            partial(compile_to_tell, patches=options_of(plan), found=found),
-        )
+        whole = rewritten(gm, plan.rewrites).gm
+        telling = partial(compile_to_tell, patches=options_of(plan), found=found)
+        # with counts beside it, as regions are carved out of it
         return Merging().around(whole, example_inputs, lambda inputs: counts_beside(whole, inputs, telling))
 
     assert isinstance(loaded.module, GraphModule)
