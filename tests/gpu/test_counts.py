@@ -54,6 +54,7 @@ def test_one_graph_is_for_all_of_them(host: str, recorded: list[CUDAGraphNode]) 
 
 def test_sliding_windows_of_transformers_are_decoded_by_one_graph(recorded: list[CUDAGraphNode]) -> None:
     import transformers
+
     config = transformers.Gemma3TextConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, vocab_size=128, sliding_window=16, initializer_range=0.2, eos_token_id=None, pad_token_id=0,

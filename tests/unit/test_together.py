@@ -110,49 +110,50 @@ def test_what_is_timed_stops_all_others_of_its_gpu_and_no_other(tmp_path: Path) 
         assert seen[-1] > alone[-1][1], "and all go on afterwards"
 
 
+@contextmanager
+def one_alone(folder: Path, works: str) -> Iterator[tuple[Sharing, subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+    """A process that works, which is stopped, and another for which it is."""
+    with Sharing() as sharing:
+        beside = start(works, folder / "asks0", folder / "ticks", folder / "over")
+        alone = start(HANGS, folder / "asks1")
+        with ended(beside, alone):
+            wait_for(folder / "ticks")
+            sharing.joined(None, beside.pid, folder / "asks0")
+            sharing.joined(None, alone.pid, folder / "asks1")
+            wait_for(folder / "asks1-answer")
+            yield sharing, beside, alone
+            (folder / "over").touch()
+
+
 @LINUX
 def test_who_ends_while_it_is_alone_keeps_nobody_waiting(tmp_path: Path) -> None:
-    over, ticks = tmp_path / "over", tmp_path / "ticks"
-    with Sharing() as sharing:
-        beside, alone = start(WORKS, tmp_path / "asks0", ticks, over), start(HANGS, tmp_path / "asks1")
-        with ended(beside, alone):
-            wait_for(ticks)
-            for number, one in enumerate((beside, alone)):
-                sharing.joined(None, one.pid, tmp_path / f"asks{number}")
-            wait_for(tmp_path / "asks1-answer")
-            late = start(WORKS, tmp_path / "asks2", tmp_path / "late", over)
-            with ended(late):
-                sharing.joined(None, late.pid, tmp_path / "asks2")
-                alone.kill()
-                alone.wait()
-                sharing.left(None, alone.pid)
-                over.touch()
-                assert [beside.wait(60), late.wait(60)] == [0, 0]
+    with one_alone(tmp_path, WORKS) as (sharing, beside, alone):
+        late = start(WORKS, tmp_path / "asks2", tmp_path / "late", tmp_path / "over")
+        with ended(late):
+            sharing.joined(None, late.pid, tmp_path / "asks2")
+            alone.kill()
+            alone.wait()
+            sharing.left(None, alone.pid)
+            (tmp_path / "over").touch()
+            assert [beside.wait(60), late.wait(60)] == [0, 0]
 
 
 @LINUX
 def test_what_a_process_leaves_behind_is_stopped_no_more(tmp_path: Path) -> None:
     """Else it would be for good: nobody finds it any more once its parent is gone."""
-    over, ticks = tmp_path / "over", tmp_path / "ticks"
-    with Sharing() as sharing:
-        parent, alone = start(STARTS, tmp_path / "asks0", ticks, over), start(HANGS, tmp_path / "asks1")
-        with ended(parent, alone):
-            wait_for(ticks)
-            for number, one in enumerate((parent, alone)):
-                sharing.joined(None, one.pid, tmp_path / f"asks{number}")
-            wait_for(tmp_path / "asks1-answer")
-            before = ticks.stat().st_size
-            sleep(0.2)
-            assert ticks.stat().st_size == before
-            assert sharing.lost_s(None, parent.pid) > 0.2
-            os.kill(parent.pid, signal.SIGKILL)
-            parent.wait()
-            sharing.left(None, parent.pid)
-            until = monotonic() + 60
-            while ticks.stat().st_size == before:
-                assert monotonic() < until, "its child is stopped still"
-                sleep(0.01)
-            over.touch()
+    ticks = tmp_path / "ticks"
+    with one_alone(tmp_path, STARTS) as (sharing, parent, _):
+        before = ticks.stat().st_size
+        sleep(0.2)
+        assert ticks.stat().st_size == before
+        assert sharing.lost_s(None, parent.pid) > 0.2
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        sharing.left(None, parent.pid)
+        until = monotonic() + 60
+        while ticks.stat().st_size == before:
+            assert monotonic() < until, "its child is stopped still"
+            sleep(0.01)
 
 
 def test_time_in_which_others_are_alone_is_nobody_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
