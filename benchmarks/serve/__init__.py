@@ -3,10 +3,12 @@
     scripts/bench serve --only llama --append --folder kept --limit-s 400
     scripts/bench serve --part decode --only qwen2 --batch 8 --context 512 --append --folder kept
     scripts/bench serve --part decode --only qwen2 --batch 1 --context 512 --times 1 --float32 --append
+    scripts/bench serve --part decode --times 1 --append --folder kept --gpus 2 --each 3 --limit-s 1500
     scripts/bench serve --only 'tiny llama' --device cpu --effort instant
 
 Each row is a process of its own, in which what it calls is recorded and tuned, and then all sides take turns. With --folder the database,
-the caches and the report of each row stay: what one call had no time for, the next does, and a row says what it has left out. Read
+the caches and the report of each row stay: what one call had no time for, the next does, and a row says what it has left out. Several rows may
+share a GPU (--each): while one tunes, or is timed, the others of that GPU are stopped, and no second of that counts. Read
 `requests` (what comes), `models`, `cache` and `engine` (who answers), `servers` and `sides` (who computes), then `mix` and `decode`.
 """
 
