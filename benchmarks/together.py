@@ -107,7 +107,8 @@ class _Member:
         """Tell it how long that was."""
         if self.since is not None:
             self.lost_s, self.since = self.lost_s + monotonic() - self.since, None
-            _lost(self.asks).write_text(str(self.lost_s))
+            with suppress(OSError):  # of a disk that is full it learns the next time; others are to go on all the same
+                _lost(self.asks).write_text(str(self.lost_s))
 
     def is_lost(self) -> float:
         """How long its time was not its own, up to now."""

@@ -15,6 +15,7 @@ share a GPU (--each): while one tunes, or is timed, the others of that GPU are s
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from statistics import geometric_mean
@@ -49,6 +50,8 @@ def measure(arguments: list[str]) -> Rows:
     """Tune and measure the chosen models."""
     options = _options()
     chosen = options.parse_args(arguments)
+    if chosen.each < 1 or (chosen.each > 1 and not sys.platform.startswith("linux")):
+        options.error("--each takes one, or on Linux, where /proc tells what a process has started, more")
     if chosen.each > 1 and chosen.folder is None:
         options.error("rows that share a GPU need caches of their own: give --folder")
     rows = Rows("serve", arguments, results_of, keep=chosen.append)

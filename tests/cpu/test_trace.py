@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,46 +26,11 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.key import key_of, native, retarget
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.capture.trace.write import write_trace
-from fuseplan.errors import GraphError
-
-Scope = Callable[[], AbstractContextManager[Any]]
-
-
-def traces_of(call: Callable[..., Any], *args: Any, scope: Scope = nullcontext, **kwargs: Any) -> list[Trace]:
-    """The traces of all that Dynamo captures of one call, each after a way through JSON."""
-    traces: list[Trace] = []
-
-    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        traces.append(Trace.from_json(write_trace(gm, example_inputs, "test").to_json()))
-        return gm.forward
-
-    with scope():
-        torch.compile(call, backend=backend)(*args, **kwargs)
-    torch._dynamo.reset()
-    return traces
-
-
-def assert_round_trips(trace: Trace) -> None:
-    """Captured again, it is one graph of the same key, and what Dynamo runs gives what the module gives."""
-    keys: list[str | None] = []
-
-    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        keys.append(program_key(gm, example_inputs).key)
-        return gm.forward
-
-    loaded = load_trace(trace)
-    captured = loaded.run(torch.compile(loaded.module, backend=backend))
-    assert keys == [trace.key]
-    assert key_of(trace.fields) == trace.key
-    assert_same(captured, loaded.run())
+from round_trips import Scope, assert_round_trips, matrix, traces_of
 
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 4))
-
-
-def matrix(*shape: int, grad: bool = False) -> Tensor:
-    return torch.randn(shape or (4, 4), requires_grad=grad)
 
 
 # what is captured again
@@ -132,10 +97,6 @@ def _writes_a_parameter(weight: Tensor, grad: Tensor) -> None:
     weight.sub_(grad, alpha=0.1)
 
 
-def _sizes(x: Tensor, n: int) -> Tensor:
-    return x.reshape(-1, n) + x.shape[0] * n
-
-
 def _shared() -> tuple[Tensor, Tensor]:
     memory = matrix(20)
     return memory[:10], memory[4:12]
@@ -195,92 +156,6 @@ def test_checkpointed_blocks_are_captured_again_and_draw_the_same_random_numbers
     assert keys == [trace.key] == [key_of(trace.fields)]
     assert_same(captured, loaded.run())
     assert {value.dtype for value in load_trace(trace.in_double()).run().values()} == {torch.float64}
-
-
-@pytest.mark.parametrize("marked", [(0,), (0, 1)])
-def test_dynamic_sizes_stay_dynamic_and_can_be_chosen(marked: tuple[int, ...]) -> None:
-    x = matrix(5, 6, 8)
-    for dim in marked:
-        torch._dynamo.mark_dynamic(x, dim)
-    (trace,) = traces_of(lambda x, w: (x @ w).reshape(x.shape[0] * x.shape[1], 8), x, matrix(8, 8))
-    assert_round_trips(trace)
-    assert [symbol["hint"] for symbol in trace.fields["symbols"]] == [5, 6][: len(marked)]
-    loaded = load_trace(trace)
-    (larger, _) = loaded.inputs(0, {"s0": 9})
-    assert larger.shape == (9, 6, 8)
-    with pytest.raises(GraphError, match="no size 's7'; it has s0"):
-        loaded.inputs(0, {"s7": 9})
-
-
-def _scanned(x: Tensor) -> Tensor:
-    """As state-space models do: how many steps it takes is a matter of the size, of which no operator tells."""
-    steps, size = 0, x.shape[0]
-    while size > 1:
-        steps, size = steps + 1, size // 2
-    return x + steps
-
-
-def test_a_size_stays_where_the_program_s_own_python_has_held_it() -> None:
-    x = matrix(24, 4)
-    torch._dynamo.mark_dynamic(x, 0)
-    (trace,) = traces_of(_scanned, x)
-    (symbol,) = trace.fields["symbols"]
-    assert (symbol["low"], symbol["high"]) == (16, 31)
-    assert_round_trips(trace)
-    with pytest.raises(GraphError, match="the size 40 is outside of 16 to 31"):
-        load_trace(trace).module(matrix(40, 4))
-
-
-def test_a_number_that_varies_stays_one() -> None:
-    traces: list[Trace] = []
-
-    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        traces.append(write_trace(gm, example_inputs))
-        return gm.forward
-
-    torch.compile(_sizes, backend=backend, dynamic=True)(matrix(6, 8), 4)
-    torch._dynamo.reset()
-    assert_round_trips(traces[0])
-
-
-def _filled(x: Tensor, count: int) -> Tensor:
-    """As a window of keys does: whether it is full is asked in Python, of a count that grows."""
-    return x + count if count < 12 else x.roll(-1) * count
-
-
-@pytest.mark.parametrize(("count", "bounds"), [(17, (12, None)), (5, (None, 11))])
-def test_a_number_stays_where_the_program_s_own_python_has_held_it(
-    count: int, bounds: tuple[int | None, int | None]
-) -> None:
-    traces: list[Trace] = []
-
-    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        traces.append(write_trace(gm, example_inputs))
-        return gm.forward
-
-    torch.compile(_filled, backend=backend, dynamic=True)(matrix(6, 8), count)
-    torch._dynamo.reset()
-    (symbol,) = [one for one in traces[0].fields["symbols"] if one["hint"] == count]
-    low, high = bounds
-    assert (symbol["low"] if low is not None else None, symbol["high"]) == (low, high)
-    assert_round_trips(traces[0])
-
-
-def test_a_number_that_is_given_back_is_one_like_any_other() -> None:
-    """Else nothing that a compiler makes of such a program were right, since it gives plain numbers."""
-    traces: list[Trace] = []
-
-    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        traces.append(write_trace(gm, example_inputs))
-        return gm.forward
-
-    torch.compile(lambda x, at: (x + at, at + 1, at), backend=backend, dynamic=True)(matrix(6, 8), 5)
-    torch._dynamo.reset()
-    loaded = load_trace(traces[0])
-    for call in (None, torch.compile(loaded.module, backend="eager")):
-        found = [one for one in loaded.run(call).values() if not isinstance(one, Tensor)]
-        assert found
-        assert [type(one) for one in found] == [int] * len(found)
 
 
 # what a loaded trace runs on

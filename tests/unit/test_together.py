@@ -17,7 +17,10 @@ import pytest
 from benchmarks.together import ASKS, Sharing, asked_no_more, running, undisturbed
 
 ROOT = Path(__file__).parents[2]
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc who has started whom")
+LINUX = pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="GPUs are shared on Linux alone, where /proc tells who has started whom",
+)
 HANGS = """
 import time
 from benchmarks.together import undisturbed

@@ -72,14 +72,9 @@ class _Writer:
         nodes, output = self._calls(self.gm)
         counting = Counts.of(self.gm).names(self.symbols)
         symbols = [
-            {
-                "name": s.name,
-                "low": s.low,
-                "high": s.high,
-                "hint": s.hint,
-                **({"counts": True} if s.name in counting else {}),
-            }
-            for s in self.symbols.seen()
+            {"name": one.name, "low": one.low, "high": one.high, "hint": one.hint}
+            | ({"counts": True} if one.name in counting else {})
+            for one in self.symbols.seen()
         ]
         return {
             "torch": torch.__version__,

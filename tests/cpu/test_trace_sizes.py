@@ -1,0 +1,80 @@
+"""Sizes and numbers that vary, in programs that are captured again from their traces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.errors import GraphError
+from round_trips import assert_round_trips, matrix, traces_of
+
+
+@pytest.mark.parametrize("marked", [(0,), (0, 1)])
+def test_dynamic_sizes_stay_dynamic_and_can_be_chosen(marked: tuple[int, ...]) -> None:
+    x = matrix(5, 6, 8)
+    for dim in marked:
+        torch._dynamo.mark_dynamic(x, dim)
+    (trace,) = traces_of(lambda x, w: (x @ w).reshape(x.shape[0] * x.shape[1], 8), x, matrix(8, 8))
+    assert_round_trips(trace)
+    assert [symbol["hint"] for symbol in trace.fields["symbols"]] == [5, 6][: len(marked)]
+    loaded = load_trace(trace)
+    (larger, _) = loaded.inputs(0, {"s0": 9})
+    assert larger.shape == (9, 6, 8)
+    with pytest.raises(GraphError, match="no size 's7'; it has s0"):
+        loaded.inputs(0, {"s7": 9})
+
+
+def _scanned(x: Tensor) -> Tensor:
+    """As state-space models do: how many steps it takes is a matter of the size, of which no operator tells."""
+    steps, size = 0, x.shape[0]
+    while size > 1:
+        steps, size = steps + 1, size // 2
+    return x + steps
+
+
+def test_a_size_stays_where_the_program_s_own_python_has_held_it() -> None:
+    x = matrix(24, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    (trace,) = traces_of(_scanned, x)
+    (symbol,) = trace.fields["symbols"]
+    assert (symbol["low"], symbol["high"]) == (16, 31)
+    assert_round_trips(trace)
+    with pytest.raises(GraphError, match="the size 40 is outside of 16 to 31"):
+        load_trace(trace).module(matrix(40, 4))
+
+
+def _sizes(x: Tensor, n: int) -> Tensor:
+    return x.reshape(-1, n) + x.shape[0] * n
+
+
+def test_a_number_that_varies_stays_one() -> None:
+    (trace,) = traces_of(_sizes, matrix(6, 8), 4, dynamic=True)
+    assert_round_trips(trace)
+
+
+def _filled(x: Tensor, count: int) -> Tensor:
+    """As a window of keys does: whether it is full is asked in Python, of a count that grows."""
+    return x + count if count < 12 else x.roll(-1) * count
+
+
+@pytest.mark.parametrize(("count", "bounds"), [(17, (12, None)), (5, (None, 11))])
+def test_a_number_stays_where_the_program_s_own_python_has_held_it(
+    count: int, bounds: tuple[int | None, int | None]
+) -> None:
+    (trace,) = traces_of(_filled, matrix(6, 8), count, dynamic=True)
+    (symbol,) = [one for one in trace.fields["symbols"] if one["hint"] == count]
+    low, high = bounds
+    assert (symbol["low"] if low is not None else None, symbol["high"]) == (low, high)
+    assert_round_trips(trace)
+
+
+def test_a_number_that_is_given_back_is_one_like_any_other() -> None:
+    """Else nothing that a compiler makes of such a program were right, since it gives plain numbers."""
+    (trace,) = traces_of(lambda x, at: (x + at, at + 1, at), matrix(6, 8), 5, dynamic=True)
+    loaded = load_trace(trace)
+    for call in (None, torch.compile(loaded.module, backend="eager")):
+        found = [one for one in loaded.run(call).values() if not isinstance(one, Tensor)]
+        assert found
+        assert [type(one) for one in found] == [int] * len(found)
