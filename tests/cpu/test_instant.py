@@ -257,6 +257,24 @@ def test_its_seconds_are_those_beyond_what_compiling_takes_anyway(monkeypatch: p
     assert budget.fair_race_s(4, 1000.0) < other.fair_race_s(4, 1000.0)
 
 
+def test_what_is_long_to_trace_gets_what_is_preferred_too(
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Budget, "traced", lambda budget, seconds: vars(budget).update(traced_s=10.0))
+    (found,) = Tuner(store, Racing(times=FAST), "cpu", INSTANT, Settings(), Silent(), here=GPU).tune(trace, (EITHER,))
+    assert found.winner == f"{PROVEN}, cudagraph"
+
+
+def test_what_there_is_no_time_for_is_told(trace: Trace, store: Store) -> None:
+    notes = list[str]()
+    progress = Silent()
+    progress.note = notes.append  # type: ignore[method-assign]
+    short = replace(INSTANT, wall_s=3.0)
+    (found,) = Tuner(store, Racing(times=FAST), "cpu", short, Settings(), progress, here=GPU).tune(trace, (EITHER,))
+    assert found.winner == "inductor, cudagraph"
+    assert notes == [f"attends: there was no time for {PROVEN}, cudagraph"]
+
+
 def test_a_dynamo_graph_tells_of_its_sites_as_a_worker_does(trace: Trace) -> None:
     found = []
 

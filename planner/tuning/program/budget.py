@@ -98,6 +98,11 @@ class Budget:
         return self.effort.wall_s - (0.0 if self.default_s is None else self.elapsed_s - self.default_s)
 
     @property
+    def is_beside_default(self) -> bool:
+        """Whether what is begun now compiles beside torch.compile's default, which takes as long, and counts for nothing."""
+        return self.effort.over_default and self.default_s is None
+
+    @property
     def device_left_s(self) -> float:
         """Seconds of measuring that are left."""
         return self.effort.device_s - self.device_s
@@ -145,8 +150,11 @@ class Budget:
     # What whole plans take
 
     def starting_s(self, plans: int) -> float:
-        """Seconds that a race of so many plans, which were vetted, takes until its first block: some are compiled once more."""
-        return (min(plans, self._unprepared) if self.prepares else plans) * self.traced_s + STARTING_S * plans
+        """Seconds that a race of so many plans, which were vetted, takes until its first block: some are compiled once more, but for
+        those that workers keep.
+        """
+        again = 0 if self.keeps else min(plans, self._unprepared) if self.prepares else plans
+        return again * self.traced_s + STARTING_S * plans
 
     def race_s(self, plans: int) -> float:
         """Seconds that a race of so many plans may take for its blocks now."""
@@ -189,8 +197,8 @@ class Budget:
         """
         # a cut one compiles about as much as all at once
         checking = max(2 * self.traced_s, compile_s) if again_s is None else again_s
-        checking *= max(1.0, more / COMPILING)  # beyond these the cores are taken
+        checking *= 0.0 if self.is_beside_default else max(1.0, more / COMPILING)  # beyond these the cores are taken
         prepare_s = max(self.traced_s, prepare_s)
-        racer_s = preparing * prepare_s + more * (prepare_s if again_s is None else again_s)
+        racer_s = 0.0 if self.keeps else preparing * prepare_s + more * (prepare_s if again_s is None else again_s)
         racing_s = self.starting_s(racing) + self.fair_race_s(racing + more, step_us)
         return self.left_s - LATE * (checking + racer_s) - racing_s
