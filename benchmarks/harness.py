@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,6 +71,27 @@ def process_options(parser: argparse.ArgumentParser, benchmark: str, limit_s: fl
     parser.add_argument("--logs", type=Path, help="a folder for the output")
     parser.set_defaults(benchmark=benchmark)
     return parser
+
+
+def sharing_options(parser: argparse.ArgumentParser) -> None:
+    """Those of benchmarks whose rows may share a GPU."""
+    parser.add_argument(
+        "--each", type=int, default=1,
+        help="rows at a time on each GPU: they compile beside each other, and what is timed stops the others",
+    )  # fmt: skip
+
+
+def check_sharing(chosen: argparse.Namespace) -> None:
+    """Leave with what is wrong where rows cannot share a GPU.
+
+    >>> check_sharing(argparse.Namespace(each=2, folder=None))
+    Traceback (most recent call last):
+    SystemExit: rows that share a GPU need caches of their own: give --folder
+    """
+    if chosen.each < 1 or (chosen.each > 1 and not sys.platform.startswith("linux")):
+        raise SystemExit("--each takes one, or on Linux, where /proc tells what a process has started, more")
+    if chosen.each > 1 and chosen.folder is None:
+        raise SystemExit("rows that share a GPU need caches of their own: give --folder")
 
 
 def logs_of(chosen: argparse.Namespace) -> Path:
@@ -192,7 +214,10 @@ def measure_models(
         for name in names:
             own = {**common, "folder": folder, "db": db_of(chosen, name, folder), **arguments, **told(name)}
             tasks.append(task_of(name, module, chosen, own, resumes=finished is not None and chosen.folder is not None))
-        run_rows(rows, tasks, chosen.gpus, chosen.within_s, show, settle=settle, label=label, finished=finished)
+        run_rows(
+            rows, tasks, chosen.gpus, chosen.within_s, show, settle=settle, label=label, finished=finished,
+            each=getattr(chosen, "each", 1),
+        )  # fmt: skip
     show(rows.every())
     return rows
 

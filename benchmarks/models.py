@@ -1,10 +1,10 @@
 """Whole models: torch's own ways to run them against what tuning has found, interleaved, one process per model.
 
 A model is tuned first, into the database of --db (kept, and taken again), and the tuned sides must then find their plans
-there. Results may be filled in model by model with --append, and several models measured at a time with --gpus. With --folder
-a model may take several calls of this command, each `--within-s` some time: it goes on where the last one ended, whatever
-ended that, and does again what is done only with --again. With --against, another checkout of fuseplan is tuned and
-measured after each model, by its own benchmark.
+there. Results may be filled in model by model with --append, and several models measured at a time with --gpus, or on one GPU with
+--each: while one of these is tuned, or timed, the others are stopped. With --folder a model may take several calls of this command,
+each `--within-s` some time: it goes on where the last one ended, whatever ended that, and does again what is done only with --again.
+With --against, another checkout of fuseplan is tuned and measured after each model, by its own benchmark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from typing import Any
 
 from benchmarks.bars import bars
 from benchmarks.fleet import Report, Task
-from benchmarks.harness import LAUNCHES, Row, Rows, logs_of, measure_models, model_options, print_lines
+from benchmarks.harness import (
+    LAUNCHES,
+    Row,
+    Rows,
+    check_sharing,
+    logs_of,
+    measure_models,
+    model_options,
+    print_lines,
+    sharing_options,
+)
 from benchmarks.other_checkout import commit_of
 from benchmarks.result import result_file, slug
 from benchmarks.zoo import EVERY
@@ -42,6 +52,7 @@ def measure(arguments: list[str]) -> Rows:
 def options(benchmark: str, doc: str | None, names: Sequence[str] | None) -> argparse.ArgumentParser:
     """What benchmarks of all sides of a model can be told."""
     given = model_options(benchmark, doc, names)
+    sharing_options(given)
     given.add_argument("--side", action="append", choices=EVERY_SIDE, metavar="SIDE", help="may be given again")
     given.add_argument(
         "--more", type=float, default=60.0, help="seconds of more rounds for a race with noise above 2 %%"
@@ -56,6 +67,10 @@ def options(benchmark: str, doc: str | None, names: Sequence[str] | None) -> arg
 def measured(rows: Rows, chosen: argparse.Namespace, usual_sides: Sequence[str], **more: Any) -> Rows:
     """The rows of the chosen models, all sides of each."""
     sides = [side for side in EVERY_SIDE if side in (chosen.side or usual_sides)]
+    check_sharing(chosen)
+    alone = [*(side for side in sides if side.startswith("max-autotune")), *(["--against"] if chosen.against else [])]
+    if chosen.each > 1 and alone:
+        raise SystemExit(f"{alone[0]} is not measured where models share a GPU: name other sides, or leave out --each")
     if chosen.device == "cpu":
         sides = [side for side in sides if side not in ("fuseplan tuned cudagraph", "max-autotune")]
     if chosen.again:

@@ -21,7 +21,7 @@ from benchmarks import other_checkout
 from benchmarks.fleet import STARTED, Report, Task
 from benchmarks.result import commit
 from benchmarks.timing import contest, paired
-from benchmarks.together import running
+from benchmarks.together import choose_undisturbed, running, undisturbed
 from benchmarks.tuned_model import TUNED, asked, tuned
 from benchmarks.zoo import Case, case_of, fresh, load, step_of
 from fuseplan.measure.failures import RUN, check_device, failure
@@ -57,6 +57,7 @@ def run(task: Task) -> None:
     report, time, given = Report(task.out, resumed=True), Time(task), task.arguments
     raced_already = "rounds" in report.fields and set(given["sides"]) <= report.fields["sides"].keys()
     report.put(at="the start", at_side="", left="", done=False)
+    choose_undisturbed()
     try:
         if not raced_already and not _measured(task, report, time):
             return
@@ -104,7 +105,8 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
         time.need(Effort.named(given["effort"]).wall_s * len(launches) + MARGIN_S, "tuning")
         report.at("loading, to be traced")
         try:
-            tuning = tuned(task, case, report)
+            with undisturbed():
+                tuning = tuned(task, case, report)
         except Exception as error:  # noqa: BLE001 - a model that cannot be tuned is still measured
             check_device(error)
             tuning = {"failed": ": ".join(failure(error, RUN))}
@@ -139,7 +141,8 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
         report.put(sides=rows, seconds=report.seconds())
     time.need(given["seconds"] + MARGIN_S, "the race")
     more_s = max(0.0, min(given.get("more", 0.0), time.left() - given["seconds"] - MARGIN_S))
-    contested = contest(steps, given["device"], given["seconds"], report.at, more_s=more_s, twice=tuple(TORCH))
+    with undisturbed():
+        contested = contest(steps, given["device"], given["seconds"], report.at, more_s=more_s, twice=tuple(TORCH))
     rows = {side: {**rows[side], **contested.rows.get(side, {})} for side in given["sides"]}
     report.put(sides=rows, rounds=0, seconds=report.seconds())
     if contested.race is not None:
@@ -160,13 +163,20 @@ def within(seconds: float, late: Callable[[], None]) -> Iterator[None]:
     """Call `late` where it is not done after so many seconds: in another thread, since of a backward that is compiled when it is run
     the main thread only hears once that is done.
     """
-    timer = threading.Timer(seconds, late)
-    timer.daemon = True
-    timer.start()
+    ends, over = running() + seconds, threading.Event()
+
+    def wait() -> None:
+        while (left := ends - running()) > 0:  # while others had the GPU to themselves nothing was done
+            if over.wait(left):
+                return
+        if not over.is_set():
+            late()
+
+    threading.Thread(target=wait, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
 
 
 def _give_up(report: Report, rows: Mapping[str, Any], side: str, patience: float) -> None:

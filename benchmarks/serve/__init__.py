@@ -15,7 +15,6 @@ share a GPU (--each): while one tunes, or is timed, the others of that GPU are s
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from statistics import geometric_mean
@@ -23,7 +22,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.fleet import Task
-from benchmarks.harness import Row, Rows, db_of, model_options, print_lines, run_rows, task_of
+from benchmarks.harness import (
+    Row,
+    Rows,
+    check_sharing,
+    db_of,
+    model_options,
+    print_lines,
+    run_rows,
+    sharing_options,
+    task_of,
+)
 from benchmarks.serve.decode import TIMES, Decoding
 from benchmarks.serve.models import CASES, EVERY
 from benchmarks.serve.sides import AFTER, SIDES
@@ -48,12 +57,8 @@ HEADINGS = (
 
 def measure(arguments: list[str]) -> Rows:
     """Tune and measure the chosen models."""
-    options = _options()
-    chosen = options.parse_args(arguments)
-    if chosen.each < 1 or (chosen.each > 1 and not sys.platform.startswith("linux")):
-        options.error("--each takes one, or on Linux, where /proc tells what a process has started, more")
-    if chosen.each > 1 and chosen.folder is None:
-        options.error("rows that share a GPU need caches of their own: give --folder")
+    chosen = _options().parse_args(arguments)
+    check_sharing(chosen)
     rows = Rows("serve", arguments, results_of, keep=chosen.append)
     sides = [side for side in SIDES if side in (chosen.side or SIDES)]
     common = {key: getattr(chosen, key) for key in ("effort", "device", "seconds", "tune_s", "limit_s")}
@@ -79,10 +84,7 @@ def _options() -> argparse.ArgumentParser:
     given.add_argument("--part", choices=("mix", "decode"), default="mix", help="requests that come, or decoding alone")
     given.add_argument("--side", action="append", choices=SIDES, metavar="SIDE", help="may be given again")
     given.add_argument("--tune-s", type=float, default=150.0, help="what tuning may take in one process")
-    given.add_argument(
-        "--each", type=int, default=1,
-        help="rows at a time on each GPU: they compile beside each other, and what is timed stops the others",
-    )  # fmt: skip
+    sharing_options(given)
     part = given.add_argument_group("decode", "may each be given again; all of them together are measured")
     part.add_argument("--batch", type=int, action="append", help="rows: 1, 8 and 32")
     part.add_argument("--context", type=int, action="append", help="tokens of the prompt: 512 and 4096")

@@ -6,8 +6,11 @@ torch.compile's default what it allows it elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -22,14 +25,16 @@ from benchmarks.serve.loop import STEPS, DecodeLoop
 from benchmarks.serve.models import EVERY
 from benchmarks.serve.process import carried_out, tried
 from benchmarks.serve.servers import Call
-from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, call_of, compared, compiled_by, of_fuseplan
+from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, STATIC, call_of, compared, compiled_by, of_fuseplan
 from benchmarks.serve.tuned import left_out, plans_left_out, tuned
-from benchmarks.timing import contest
+from benchmarks.timing import alternating, contest
 from benchmarks.together import running, undisturbed
 from benchmarks.tuned_model import clear
 
 TIMES = (1, 4)
 """Caches of prompt and steps, and of so many times that."""
+HOST_BLOCKS, HOST_STEPS, HOST_FIRST = 15, 20, 4
+"""Blocks of a side in which the host's time is taken, the steps of each, and how many of these come behind another side's, and don't count."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ def _run(task: Task, report: Report, time: Time) -> None:
     loop.rewind()
     with undisturbed():
         contested = contest(steps, given["device"], given["seconds"], report.at, twice=OTHERS)
-    rows = {side: {**rows[side], **contested.rows.get(side, {})} for side in given["sides"]}
+        host = host_times({side: steps[side] for side in (STATIC, *OWN) if side in steps}, given["device"])
+    rows = {side: {**rows[side], **contested.rows.get(side, {}), **host.get(side, {})} for side in given["sides"]}
     found = {} if contested.race is None else compared(contested.race, given["sides"], rows)
     noisy = {"noisy": contested.noisy} if contested.noisy else {}
     report.put(sides=rows, race={**found, **noisy}, left_out=left_out(given, report.fields))
@@ -124,6 +130,26 @@ def _compile(loop: DecodeLoop, call: Call, side: str) -> dict[str, Any]:
     row["after"] = {"compilations": compiled_so_far() - compiled}
     counted = {event: n - before.get(event, 0) for event, n in fuseplan.stats().items()}
     return row | ({"counted": {event: n for event, n in counted.items() if n}} if side in OWN else {})
+
+
+def host_times(steps: Mapping[str, Callable[[], object]], device: str) -> dict[str, dict[str, float]]:
+    """What a step takes the host where the GPU has nothing left to do, so that it never waits: the median of many, the sides in turn. On a
+    CPU, which has no other time, nothing.
+    """
+    if not device.startswith("cuda"):
+        return {}
+
+    def block(side: str) -> float:
+        return median([_host_us(steps[side]) for _ in range(HOST_STEPS)][HOST_FIRST:])
+
+    return {side: {"host_step_us": round(median(us), 2)} for side, us in alternating(steps, HOST_BLOCKS, block).items()}
+
+
+def _host_us(step: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begin = perf_counter()
+    step()
+    return 1e6 * (perf_counter() - begin)
 
 
 def _check(loop: DecodeLoop, model: torch.nn.Module, calls: dict[str, Call], rows: dict[str, dict[str, Any]]) -> None:

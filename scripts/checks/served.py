@@ -16,7 +16,9 @@ MIX = (
     "model", "side", "tokens/s", "× best other", "", "first p50, ms", "p99", "between p50, ms", "p99", "compiled warming up",
     "later", "MiB", "commit",
 )  # fmt: skip
-DECODE = ("decoding", *SIDES, "tuned, × best other", "noise", "checked", "commit")
+DECODE = (
+    "decoding", *SIDES, "tuned, × best other", "noise", "host, × reduce-overhead's", "checked", "commit",
+)  # fmt: skip
 Row = Mapping[str, Any]
 
 
@@ -93,10 +95,11 @@ def _mix(name: str, row: Row) -> Iterator[str]:
 def _decode(name: str, row: Row) -> str:
     """One line: a side that is wrong has failed, whatever its time.
 
-    >>> sides = {"eager": {"wall_us": 2e3}, "fuseplan tuned": {"wall_us": 1e3, "tokens": {"steps": 64, "same": 64}}}
+    >>> tuned = {"wall_us": 1e3, "host_step_us": 600.0, "tokens": {"steps": 64, "same": 64}}
+    >>> sides = {"eager": {"wall_us": 2e3}, "reduce-overhead": {"failed": "a", "host_step_us": 500.0}, "fuseplan tuned": tuned}
     >>> race = {"noise": 0.01, "gains": {"fuseplan tuned": {"ratio": 2.0, "verdict": "faster"}}}
     >>> _decode("a", {"sides": sides, "race": race, "commit": "12"})
-    '| a | 2.00 | - | - | - | 1.00 | 2.000, faster | 1.0% | 64 of 64 tokens | 12 |'
+    '| a | 2.00 | - | failed | - | 1.00 | 2.000, faster | 1.0% | 1.20 | 64 of 64 tokens | 12 |'
     """
     commit = str(row.get("commit", "-"))[:7]
     if "failed" in row:
@@ -106,7 +109,9 @@ def _decode(name: str, row: Row) -> str:
     gain = race.get("gains", {}).get(SIDES[-1])
     told = f"{ratio(gain['ratio'], 3)}, {gain['verdict']}" if gain else "-"
     times = ("failed" if "failed" in one else ratio(_ms(one)) for one in (sides.get(side, {}) for side in SIDES))
-    return line([name, *times, told, percent(race.get("noise")), _checked(tuned), commit])
+    host = [one.get("host_step_us") for one in (tuned, sides.get("reduce-overhead", {}))]
+    over = host[0] / host[1] if all(host) else None
+    return line([name, *times, told, percent(race.get("noise")), ratio(over), _checked(tuned), commit])
 
 
 def _ms(side: Row) -> float | None:

@@ -272,7 +272,7 @@ def test_what_there_is_no_time_for_is_told(trace: Trace, store: Store) -> None:
     short = replace(INSTANT, wall_s=3.0)
     (found,) = Tuner(store, Racing(times=FAST), "cpu", short, Settings(), progress, here=GPU).tune(trace, (EITHER,))
     assert found.winner == "inductor, cudagraph"
-    assert notes == [f"attends: there was no time for {PROVEN}, cudagraph"]
+    assert notes == [f"attends: there is no time for {PROVEN}, cudagraph"]
 
 
 def test_a_dynamo_graph_tells_of_its_sites_as_a_worker_does(trace: Trace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from benchmarks.one_model import Time
 from benchmarks.serve import decode, mix
 from benchmarks.serve import tuned as tuning
 from benchmarks.serve.checked import JudgedSteps, same_tokens, told
-from benchmarks.serve.decode import Decoding
+from benchmarks.serve.decode import Decoding, host_times
 from benchmarks.serve.engine import Served, Step, compiled_so_far, latencies, serve
 from benchmarks.serve.loop import STEPS, DecodeLoop
 from benchmarks.serve.models import CASES, EVERY, TINY, ServedCase
@@ -479,3 +480,16 @@ def test_the_page_says_what_was_not_measured() -> None:
 def test_steps_tell_their_kind() -> None:
     served = Served(steps=[Step("decode", 2.0, 0), Step("decode", 4.0, 1), Step("prefill", 9.0, 0)])
     assert (served.usual_s("decode"), served.usual_s("batch"), served.compilations()) == (3.0, None, 1)
+
+
+def test_the_hosts_time_of_a_step_is_taken_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = list[str]()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
+    found = host_times({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, "cuda")
+    assert found.keys() == {"a", "b"}
+    assert all(0 < row["host_step_us"] < 1e6 for row in found.values())
+    assert done[::2] == ["waited"] * (len(done) // 2)
+    steps = done[1::2]
+    turns = sum(one != other for one, other in pairwise(steps))
+    assert steps.count("a") == steps.count("b") > turns > 10
+    assert host_times({"a": done.clear}, "cpu") == {}

@@ -93,11 +93,9 @@ class TimedChecks:
         self._waiting.clear()
         self._vetted.clear()
         for entry in [one for one in entries if not one.default and one.name not in self.rows]:
-            if searches(entry):
+            if searches(entry) or (not self.budget.effort.cuts and self._suits(planned(entry).launch)):
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
                 self.services.note(f"there is no time for {entry.name}{takes}")
-            elif not self.budget.effort.cuts and self._suits(planned(entry).launch):  # else there are many others
-                self.services.note(f"there was no time for {entry.name}")
         return right_of(entries, self.rows)
 
     @property
