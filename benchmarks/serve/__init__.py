@@ -89,6 +89,7 @@ def _options() -> argparse.ArgumentParser:
     part.add_argument("--batch", type=int, action="append", help="rows: 1, 8 and 32")
     part.add_argument("--context", type=int, action="append", help="tokens of the prompt: 512 and 4096")
     part.add_argument("--times", type=int, action="append", help="of prompt and 64 tokens, the cache: 1 and 4")
+    part.add_argument("--row", action="append", metavar="NAME", help="of these only the rows of this name")
     part.add_argument("--float32", action="store_true", help="in float32, in which tokens have to be eager's")
     given.set_defaults(effort="instant", seconds=45.0)
     return given
@@ -104,7 +105,8 @@ def _chosen(chosen: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in (name for name in names if EVERY[name].kind == "decoder"):
         for batch, context, times in product(*sizes):
             what = Decoding(name, batch, context, times, chosen.float32)
-            yield what.name, {"what": vars(what)}
+            if not chosen.row or what.name in chosen.row:
+                yield what.name, {"what": vars(what)}
 
 
 def finished(task: Task, report: Mapping[str, Any]) -> bool:

@@ -457,6 +457,8 @@ def test_each_size_of_decoding_is_a_row() -> None:
         "llama decode 8x512, cache 576", "llama decode 8x512, cache 2304",
         "llama decode 8x4096, cache 4160", "llama decode 8x4096, cache 16640",
     ]  # fmt: skip
+    named = ["--part", "decode", *(word for name in names[1::2] for word in ("--row", name))]
+    assert [name for name, _ in bench._chosen(bench._options().parse_args(named))] == names[1::2]
 
 
 def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
