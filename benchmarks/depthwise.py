@@ -6,25 +6,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from statistics import median
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import fuseplan.capture.fx.depthwise  # noqa: F401 -- defines the operators
+from benchmarks.captured import SHORTEST_US, TIMES, Call, side_by_side
 from benchmarks.given import names
 from fuseplan.models import Machine
 
-TIMES = 12
-"""Calls in a graph."""
-ROUNDS = 9
 APART = 2**28
 """Bytes that all images of a graph take together, at least: several times what a cache holds."""
-SHORTEST_US = 3.0
-"""What a kernel takes that does next to nothing."""
-Call = Callable[[int], object]
 
 
 class Layer(NamedTuple):
@@ -126,7 +120,7 @@ def _rows(layer: Layer, machine: Machine) -> Iterator[dict[str, Any]]:
     sums = images * channels * high**2 * size**2
     least = max(moved / machine.bandwidth_gbs / 1e3, sums / machine.pointwise_tops / 1e6, SHORTEST_US)
     for what, both in calls.items():
-        ours, library = _side_by_side(both, sets)
+        ours, library = side_by_side(both, sets)
         yield {
             **layer._asdict(), "what": what, "ours_us": ours, "library_us": library, "least_us": least,
             "of the library": ours / library, "times the least": ours / least,
@@ -136,31 +130,3 @@ def _rows(layer: Layer, machine: Machine) -> Iterator[dict[str, Any]]:
 def _image(images: int, channels: int, side: int) -> Tensor:
     found = torch.randn(images, channels, side, side, device="cuda", dtype=torch.bfloat16)
     return found.to(memory_format=torch.channels_last)
-
-
-def _side_by_side(calls: tuple[Call, Call], sets: int) -> list[float]:
-    """What a call of each takes, in µs: the median of rounds in which they take turns."""
-    graphs = [_captured(call, sets) for call in calls]
-    taken: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS):
-        for graph, own in zip(graphs, taken, strict=True):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            own.append(begin.elapsed_time(end) * 1e3 / TIMES)
-    return [median(own) for own in taken]
-
-
-def _captured(call: Call, sets: int) -> torch.cuda.CUDAGraph:
-    for i in range(2):  # compiled, and chosen by the library, before anything is captured
-        call(i % sets)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(TIMES):
-            call(i % sets)
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph

@@ -1,6 +1,6 @@
 """Matmuls of few rows with one to four matrices that read them: what takes time is to read the matrices, once.
 
-A program has all rows and a few columns of one matrix. Where that makes too few programs to read as fast as memory can be read, features
+A program has all rows, unless these are many, and a few columns of one matrix. Where that makes too few programs to read as fast as memory can be read, features
 are split between them, too, and each gives a part of the sums: whoever reads these adds them up, in the order in which they lie.
 """
 
@@ -25,7 +25,7 @@ def _multiply(
     x, w0, w1, w2, w3, b0, b1, b2, b3, y, n0, n1, n2, n3, r0, r1, r2, r3, rows, features, x_row, each,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, BIASED: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """All rows with so many columns of one matrix, over some of the features."""
+    """So many rows with so many columns of one matrix, over some of the features."""
     tile, part = tl.program_id(0), tl.program_id(1)
     second = tl.cdiv(n0, COLUMNS)
     third = second + tl.cdiv(n1, COLUMNS)
@@ -40,7 +40,7 @@ def _multiply(
     # what is known of them is lost where one of several is chosen
     weight, step = tl.multiple_of(weight, 16), tl.multiple_of(step, STEP)
     column = (tile - first) * COLUMNS + tl.arange(0, COLUMNS)
-    inside, row = column < count, tl.arange(0, ROWS)
+    inside, row = column < count, tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     real = row < rows
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     if BIASED:  # noqa: SIM102 -- it alone is known when this is compiled
@@ -76,8 +76,9 @@ def multiply(
         *columns, *[0] * absent, *steps, *[steps[0]] * absent, rows, features, x.stride(0), tiling.blocks_each,
     )  # fmt: skip
     meant = {
-        "ROWS": max(16, triton.next_power_of_2(rows)), "COLUMNS": tiling.columns, "BLOCK": tiling.block,
+        "ROWS": tiling.rows, "COLUMNS": tiling.columns, "BLOCK": tiling.block,
         "EVEN": features % tiling.block == 0, "BIASED": bool(biases), "STEP": ALIGNED,
         "num_warps": WARPS, "num_stages": min(5, max(2, READ_AHEAD // (tiling.columns * tiling.block))),
     }  # fmt: skip
-    launch(_multiply, (sum(-(-n // tiling.columns) for n in columns), tiling.parts), told, meant)
+    grid = (sum(-(-n // tiling.columns) for n in columns), tiling.parts, -(-rows // tiling.rows))
+    launch(_multiply, grid, told, meant)

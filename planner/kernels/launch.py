@@ -23,7 +23,7 @@ from triton.compiler import ASTSource, make_backend
 
 PATIENCE_S = 60.0
 """So long a launch waits for a kernel that another process compiles: it takes half a second."""
-Launch = Callable[[Any, tuple[int, int], Sequence[Any], Mapping[str, Any]], None]
+Launch = Callable[[Any, tuple[int, ...], Sequence[Any], Mapping[str, Any]], None]
 """What runs a kernel on what it is told, compiled for what is meant; or has it compiled for that."""
 _Key = tuple[Any, ...]
 _begun: dict[_Key, Future[bool]] = {}
@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def launch(kernel: Any, grid: tuple[int, int], told: Sequence[Any], meant: Mapping[str, Any]) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], told: Sequence[Any], meant: Mapping[str, Any]) -> None:
     """Run a kernel on what it is `told`, compiled for what is `meant`. One that is compiled ahead is waited for: Triton finds it then."""
     if _begun:
         _wait_for(_key(kernel, told, meant))
@@ -51,7 +51,7 @@ def launch(kernel: Any, grid: tuple[int, int], told: Sequence[Any], meant: Mappi
         kernel[grid](*told, **meant)
 
 
-def compile_ahead(kernel: Any, grid: tuple[int, int], told: Sequence[Any], meant: Mapping[str, Any]) -> None:
+def compile_ahead(kernel: Any, grid: tuple[int, ...], told: Sequence[Any], meant: Mapping[str, Any]) -> None:
     """Have a kernel compiled as a launch with the same arguments will need it: tensors need be no more than fake. Where Inductor has
     no processes, or Triton has it already, that is left to the launch.
     """

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MOST_ROWS = 64
-"""A program has all of them."""
+"""Of more, libraries are as fast, as far as is known."""
+MOST_ROWS_EACH = 64
+"""Of more, a program has some, and the matrices are read more than once."""
+LEAST_ROWS = 16
+"""As matrix units multiply at once."""
 FEW_ROWS = 32
 """Of more rows, a program reads a smaller block with more columns of it."""
 MOST_TOGETHER = 4
@@ -26,8 +30,9 @@ _FEW, _MANY = 32, 64
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a program has of a call: so many columns, and a part of the features in so many blocks."""
+    """What a program has of a call: so many rows and columns, and a part of the features in so many blocks."""
 
+    rows: int
     columns: int
     block: int
     """Features that are read at once."""
@@ -42,22 +47,24 @@ class Tiling:
         How many parts there are may be said.
 
         >>> Tiling.of(8, 4096, (4096, 1024, 1024), 132)
-        Tiling(columns=32, block=128, blocks_each=16, parts=2)
+        Tiling(rows=16, columns=32, block=128, blocks_each=16, parts=2)
         >>> Tiling.of(8, 896, (896,), 132)
-        Tiling(columns=32, block=128, blocks_each=2, parts=4)
+        Tiling(rows=16, columns=32, block=128, blocks_each=2, parts=4)
         >>> Tiling.of(8, 4096, (14336, 14336), 132)
-        Tiling(columns=64, block=128, blocks_each=32, parts=1)
+        Tiling(rows=16, columns=64, block=128, blocks_each=32, parts=1)
         >>> Tiling.of(64, 4096, (4096, 1024, 1024), 132)
-        Tiling(columns=64, block=64, blocks_each=16, parts=4)
+        Tiling(rows=64, columns=64, block=64, blocks_each=16, parts=4)
         """
-        each, tiles = _FEW, _tiles(columns, _FEW)
+        rows_each = min(MOST_ROWS_EACH, max(LEAST_ROWS, 1 << max(0, rows - 1).bit_length()))
+        row_blocks = max(1, -(-rows // rows_each))
+        each, tiles = _FEW, _tiles(columns, _FEW) * row_blocks
         if rows > FEW_ROWS or tiles > MOST_EACH * processors:
-            each, tiles = _MANY, _tiles(columns, _MANY)
+            each, tiles = _MANY, _tiles(columns, _MANY) * row_blocks
         block = 64 if features % 128 or rows > FEW_ROWS else 128
         blocks = max(1, -(-features // block))
         wanted = max(1, min(MOST_PARTS, blocks, round(PROGRAMS_EACH * processors / max(1, tiles))))
         of_part = -(-blocks // (parts or wanted))
-        return Tiling(each, block, of_part, parts or -(-blocks // of_part))
+        return Tiling(rows_each, each, block, of_part, parts or -(-blocks // of_part))
 
 
 def _tiles(columns: Sequence[int], each: int) -> int:

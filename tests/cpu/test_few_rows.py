@@ -56,7 +56,7 @@ def every(count: int) -> tuple[Rewrite, ...]:
 @pytest.fixture(params=[1, 3, 4])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """So many parts of each sum, as on GPUs of several sizes. What the true one remembers is told from other sizes, as by it."""
-    found = lru_cache(lambda *_: Tiling(32, 64, -(-4 // request.param), request.param))
+    found = lru_cache(lambda *_: Tiling(16, 32, 64, -(-4 // request.param), request.param))
     monkeypatch.setattr(few_rows.Tiling, "of", found)
     return int(request.param)
 
@@ -334,7 +334,7 @@ def test_tilings_are_whole() -> None:
     for features in (1, 63, 64, 128, 896, 4096, 14336):
         for columns in ((8,), (896, 128, 128), (14336, 14336), (151936,)):
             for processors in (1, 78, 132):
-                for rows in (1, 32, 33):
+                for rows in (1, 32, 33, 65, 197):
                     found = Tiling.of(rows, features, columns, processors)
                     blocks = -(-features // found.block)
                     assert (found.parts - 1) * found.blocks_each < blocks <= found.parts * found.blocks_each

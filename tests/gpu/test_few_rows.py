@@ -56,6 +56,23 @@ def test_the_operator_is_as_accurate_as_the_library(
                 assert torch.equal(found, again)
 
 
+@pytest.mark.parametrize("rows", [65, 77, 128, 197])
+def test_the_kernel_is_as_accurate_where_no_program_has_all_rows(rows: int) -> None:
+    from fuseplan.kernels import few_rows
+
+    torch.manual_seed(0)
+    for features, columns in ((768, (768, 768, 768)), (3072, (768,)), (136, (33, 70))):
+        like = {"device": "cuda", "dtype": torch.bfloat16}
+        x = torch.randn(rows, features, **like)  # type: ignore[call-overload]
+        weights = [torch.randn(n, features, **like) / features**0.5 for n in columns]  # type: ignore[call-overload]
+        tiling = Tiling.of(rows, features, columns, processors_of(x.device))
+        y = torch.empty(tiling.parts, rows, sum(columns), device="cuda")
+        few_rows.multiply(x, weights, [], y, tiling)
+        right = torch.cat([F.linear(x.double(), w.double()) for w in weights], -1)
+        library = torch.cat([F.linear(x, w) for w in weights], -1)
+        assert far(y.sum(0).to(x.dtype), right) <= 1.05 * far(library, right) + 1e-6
+
+
 def test_what_lies_otherwise_is_computed_all_the_same() -> None:
     wide = torch.randn(64, 257, device="cuda", dtype=torch.bfloat16)
     for rows, weight in (
