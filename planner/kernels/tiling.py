@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-MOST_ROWS = 64
-"""Of more, libraries are as fast, as far as is known."""
+MOST_ROWS = 256
+"""With more there is more to do than to read the matrices, which libraries do as well."""
 MOST_ROWS_EACH = 64
 """Of more, a program has some, and the matrices are read more than once."""
 LEAST_ROWS = 16

@@ -26,6 +26,8 @@ from fuseplan.rewrites.writes import Writes
 
 LEAST_ELEMENTS = 2**16
 """Of the matrices of a call: with fewer, there is nothing to read faster …"""
+PREFERRED_ROWS = 64
+"""Of more, a race says whether it is worth it: each matrix is read more than once."""
 MOST_BYTES = 128 * 10**6
 """… and with more, what is lost at the beginning and the end of a matmul is little beside the rest."""
 _MEANING = "1"
@@ -139,7 +141,7 @@ class FewRows(Kind[FewRowsSite]):
         return next((why for one in site.products if (why := _why_not(one)) is not None), None)
 
     def preferred(self, site: FewRowsSite) -> str | None:
-        """On a GPU, where the matrices are neither small nor large."""
+        """On a GPU, where rows are very few, and the matrices neither small nor large."""
         return super().preferred(site) if _is_worth_it(site) else None
 
     def rivals(self, site: FewRowsSite) -> Mapping[str, str]:
@@ -245,7 +247,8 @@ def _no_kernel(result: Any) -> str | None:
 def _is_worth_it(site: FewRowsSite) -> bool:
     elements = site.features * sum(site.columns)
     least, most = LEAST_ELEMENTS, MOST_BYTES // site.given.element_size()
-    return bool(site.given.device.type == "cuda" and least <= elements <= most)
+    few = site.rows <= PREFERRED_ROWS
+    return bool(site.given.device.type == "cuda" and few and least <= elements <= most)
 
 
 def _write(draft: Draft, site: FewRowsSite) -> None:

@@ -139,11 +139,11 @@ def test_many_rows_are_no_site() -> None:
 
 def test_rows_that_vary_are_few_in_the_whole_box(parts: int) -> None:
     model = layer(True)
-    for rows, at_most in ((5, 8), (8, 8), (33, 64)):
+    for rows, at_most in ((5, 8), (8, 8), (33, 64), (200, 256)):
         found = sites_in("few-rows", model, torch.randn(rows, 1, 256, dtype=torch.float64), dynamic=True)
         assert [site.refusal("triton") for site in found] == [None] * 4
         assert f"3 matmuls of at most {at_most} × 256," in found[0].line("triton")
-    assert sites_in("few-rows", model, torch.randn(65, 1, 256, dtype=torch.float64), dynamic=True) == []
+    assert sites_in("few-rows", model, torch.randn(MOST_ROWS + 1, 1, 256, dtype=torch.float64), dynamic=True) == []
     torch._dynamo.reset()
     compiled = fuseplan.compile(model, plan=Plan("inductor", every(4)), dynamic=True)
     for rows in (5, 7, 8, 2, 100):
@@ -308,6 +308,9 @@ def test_on_a_gpu_it_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
                     with given.fake_mode:
                         node.meta["example_value"] = torch.empty(given.shape, device="cuda", dtype=given.dtype)
     monkeypatch.setattr(few_rows, "no_kernels", lambda device: None)
+    monkeypatch.setattr(few_rows, "PREFERRED_ROWS", 7)
+    assert [kind.preferred(site.found) for site in sites] == [None] * 4
+    monkeypatch.setattr(few_rows, "PREFERRED_ROWS", 8)
     assert [kind.preferred(site.found) for site in sites] == ["triton"] * 4
     assert [dict(kind.rivals(site.found)) for site in sites] == [{"triton": "triton"}] * 4
     monkeypatch.setattr(few_rows, "MOST_BYTES", 256 * 256 * 2)
