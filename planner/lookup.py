@@ -28,6 +28,7 @@ from fuseplan.runtime.compiler import devices_of, missing_compiler
 from fuseplan.stats import count, counts
 from fuseplan.tuning.lately import Lately
 from fuseplan.tuning_db import Box, Environment, Hit, Measurement, Miss, Places, Query, Stale, Store, StoredPlan, places
+from fuseplan.tuning_db.columns import PASSING
 from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.notify import notify
 
@@ -177,7 +178,7 @@ class Lookup:
         """Store, once, that a region will not compile here, so that tuning need not try it again."""
         from fuseplan.measure.failures import line
 
-        if record.failed is None:
+        if record.failed is None or record.status in PASSING:  # which may be of what else this process does
             return
         one = Measurement(
             record.failed.key,

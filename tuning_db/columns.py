@@ -24,6 +24,8 @@ Row = Mapping[str, Value]
 _R = TypeVar("_R", bound="Record")
 
 STATUSES = ("ok", "refused", "compile-error", "error", "wrong", "timeout", "crashed", "out-of-memory")
+PASSING = ("timeout", "crashed", "out-of-memory")
+"""Of these, those that may be of what else the machine had to do."""
 """Of a timing: what came of it. Only `ok` has a time that counts."""
 PLAN_STATUSES = ("tuned", "default", "unverified", "quarantined")
 WORDS = ("pinned", "disabled")

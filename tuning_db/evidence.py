@@ -241,6 +241,8 @@ class Evidence:
     """What looks like that and is not, by reason."""
     profile: ProfileEvidence | None = field(default=None, metadata=UNLESS_DEFAULT)
     """Where the time of the program under Inductor goes."""
+    left: Count = field(default=0, metadata=UNLESS_DEFAULT)
+    """Plans that there was no time for, where that is each that is no default: what the race says is not the last word."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
@@ -283,8 +285,9 @@ class Evidence:
         order = {id(one): place for place, one in enumerate(self.regions)}
         regions = tuple(sorted(kept, key=lambda one: order[id(one)]))
         found = Evidence(
-            raced, regions, start, self.searched, self.sites[:MOST_SITES], self.missed[:MOST_MISSED], self.profile
-        )
+            raced, regions, start, self.searched, self.sites[:MOST_SITES], self.missed[:MOST_MISSED], self.profile,
+            self.left,
+        )  # fmt: skip
         return found if len(found._text()) <= MAX_EVIDENCE else replace(found, sites=(), missed=(), profile=None)
 
 

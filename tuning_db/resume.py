@@ -17,6 +17,7 @@ from fuseplan.objective import TIME, Objective
 from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.programs import readable
+from fuseplan.tuning_db.records import StoredPlan
 from fuseplan.tuning_db.sizes import Box
 from fuseplan.tuning_db.store import Store
 
@@ -77,11 +78,23 @@ def failures(store: Store, program: str = "") -> list[Failure]:
     return _asked(store, ask, [])
 
 
+def is_last_word(store: Store, plan: StoredPlan) -> bool:
+    """Whether another run would find the same again: not where there was no time for anything but the defaults. A look-up gives a plan
+    without its evidence.
+    """
+    return plan.status != "default" or not any(one.evidence.left for one in store.plans(plan.key))
+
+
+def forgotten() -> str:
+    """The moment before which failures that may pass say nothing any more."""
+    return clock.written(datetime.now(timezone.utc) - FORGOTTEN)
+
+
 def failed_lately(
     store: Store, program: str, here: Environment, launch: str, sizes: Box, efforts: Collection[str]
 ) -> Failure | None:
     """The failure for which this fuseplan need not try the same again, until a day has passed: with one of these efforts."""
-    since = clock.written(datetime.now(timezone.utc) - FORGOTTEN)
+    since = forgotten()
     for one in failures(store, program):
         same = (one.environment, one.fuseplan) == (here.key, __version__) and one.effort in efforts
         if same and (one.launch is None or (one.launch, one.sizes) == (launch, sizes.text)) and one.at > since:

@@ -203,6 +203,8 @@ class SteppingClock(GpuClock):
 
     def _free(self, lane: _GpuLane) -> tuple[float, float]:
         first, each = super()._free(lane)
+        if each >= self.loop_s:  # that was a loop of steps, too, and there is no need of another
+            return first, each
         count = _whole(max(2, math.ceil(self.loop_s / max(each, 1e-6))), lane.turns)
         torch.cuda.synchronize()
         begin = perf_counter()

@@ -284,8 +284,10 @@ class Workers:
                 self._answer(self.racer, Rest())
                 ahead.forget()
             self._rest(self.vetters[1:])
+            rows = [row for outcome in outcomes.values() for row in outcome.rows]
+            longest_s = max((row.compile_s or 0.0 for row in rows), default=0.0)
             for i in crowded:
-                outcomes[i] = self._answer(self.vetters[0], _alone(crew.jobs[i]), limit_s)
+                outcomes[i] = self._answer(self.vetters[0], by_itself(crew.jobs[i], longest_s), limit_s)
                 _tell(on_done, crew.jobs[i], outcomes[i])
             crowded.clear()
             return True
@@ -327,10 +329,10 @@ class Workers:
                 del self._keepers[kept]
 
 
-def _alone(job: Job) -> Job:
-    """A job that is done once more when all else is through: nobody is left who would hurry it."""
+def by_itself(job: Job, longest_s: float) -> Job:
+    """A job that is done once more when all else is through: nobody is left who would hurry it. Compiling took others so long."""
     if isinstance(job, VetPlan) and job.over_s is not None:
-        return replace(job, limit_s=job.over_s)
+        return replace(job, limit_s=job.over_s + longest_s)
     return job
 
 

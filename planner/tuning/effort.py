@@ -41,6 +41,8 @@ class Effort:
     """The same in the race of whole plans, which decides."""
     fair_race_s: float
     """What a race should have for its blocks at least, if plans beside the defaults are to be in it."""
+    least_over_s: float = 0.0
+    """What is left at least once torch.compile's default is compiled, however long that took."""
     doubt_blocks: int = 0
     """How many more that race may have, where the fastest is not surely so."""
     cuts: bool = True
@@ -75,7 +77,11 @@ class Effort:
         >>> QUICK.times(2.0).wall_s
         240.0
         """
-        return replace(self, wall_s=self.wall_s * factor, device_s=self.device_s * factor)
+        less = min(1.0, factor)
+        return replace(
+            self, wall_s=self.wall_s * factor, device_s=self.device_s * factor, fair_race_s=self.fair_race_s * less,
+            least_over_s=self.least_over_s * less,
+        )  # fmt: skip
 
     @property
     def harder(self) -> tuple[str, ...]:
@@ -140,6 +146,7 @@ QUICK = Effort(
     region_blocks=12,
     plan_blocks=24,
     fair_race_s=11.0,
+    least_over_s=20.0,
     offers=2,
 )
 FULL = Effort(
@@ -158,6 +165,7 @@ FULL = Effort(
     region_blocks=24,
     plan_blocks=60,
     fair_race_s=11.0,
+    least_over_s=20.0,
     offers=4,
 )
 EFFORTS = (NONE, INSTANT, QUICK, FULL)
@@ -208,11 +216,13 @@ PATIENCE_S = 3600.0
 # Racing whole plans
 RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
+FAIR_SHARE = 0.4
+"""Of the wall time, what is kept for the rounds of a race at most: where steps take long, few are better than no race."""
 LEAST_RACE_S = 3.0
 """What a race gets, however little is left."""
 BLOCK_S = 0.06
-"""What a block of one plan takes on a GPU, and so many of its steps more:"""
-BLOCK_STEPS = 5.0
+"""What a block of one plan takes on a GPU, and so many of its steps more; fewer, where one of them is as long as a loop of steps lasts."""
+BLOCK_STEPS, LONG_STEPS, LONG_S = 5.0, 3.0, 0.05
 STARTING_S = 0.5
 """What a race takes for each plan beside its blocks: the first calls, and one to see how much memory it takes."""
 KEEPING_S = 2.0

@@ -14,7 +14,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.measure.vetters import Ask
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
-from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LATE, LEAST_JUDGING_S, STARTING_S
+from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LEAST_JUDGING_S, LONG_STEPS, PATIENCE_S, STARTING_S
 from fuseplan.tuning.program import budget, check_plans
 from fuseplan.tuning.program.baseline import defaults, planned
 from fuseplan.tuning.program.budget import Budget
@@ -37,6 +37,7 @@ class Host:
     """What a plan takes that has been compiled under another launch."""
     at_once: list[int] = field(default_factory=list)
     limits: dict[str, float | None] = field(default_factory=dict)
+    over_s: dict[str, float | None] = field(default_factory=dict)
 
     def start(self) -> None: ...
 
@@ -47,6 +48,7 @@ class Host:
         self.at_once.append(len(asked))
         is_there = self.again_s is not None and all(self._is_there(job.entry.name) for job in asked)
         self.limits |= {job.entry.name: job.limit_s for job in asked}
+        self.over_s |= {job.entry.name: job.over_s for job in asked}
         compile_s = self.again_s if is_there and self.again_s is not None else WHOLE_S
         self.now += compile_s * max(1.0, len(asked) / 2) + TRACE_S * len(asked)
         outcomes = [Outcome(rows=(OutcomeRow(job.entry.name, compile_s=compile_s),), prepared=True) for job in asked]
@@ -71,6 +73,8 @@ def checks(
     store: Any = None
     time = Budget(FULL, on_gpu=True, started=0.0)
     time.traced(TRACE_S)
+    if rows:
+        time.default_took(rows["inductor"].compile_s)
     services = Services(store, GPU, host, Silent())
     return TimedChecks(services, time, "", None if step_s is None else 1e6 * step_s, rows or {})
 
@@ -98,7 +102,7 @@ def test_the_less_time_the_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_long_steps_leave_time_for_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = (tried(monkeypatch, 200.0, step_s)[1] for step_s in (0.001, 0.06))
+    short, long = (tried(monkeypatch, 200.0, step_s)[1] for step_s in (0.001, 0.3))
     assert long < short
 
 
@@ -111,11 +115,11 @@ def test_a_default_is_tried_whatever_time_is_left(monkeypatch: pytest.MonkeyPatc
 def test_a_default_is_counted_once_in_the_race_that_a_cut_beside_it_must_leave_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    host, step_s = Host(), 0.06
+    host, step_s = Host(), 0.3
     entries = [RaceEntry("inductor", Plan("inductor"), default=True), RaceEntry("cut", Plan("aten"))]
     assert checks(monkeypatch, host, step_s).checked(entries) == entries
     assert host.at_once == [2]
-    race_s = PLAN_RULE.least * (len(entries) + 1) * (BLOCK_S + STEPS * step_s) + STARTING_S
+    race_s = PLAN_RULE.least * (len(entries) + 1) * (BLOCK_S + LONG_STEPS * step_s) + STARTING_S
     assert host.limits["cut"] == pytest.approx(FULL.wall_s - race_s)
 
 
@@ -130,7 +134,8 @@ def test_what_inductor_compiles_is_waited_for_as_long_as_torch_compile_may_take(
     checks(monkeypatch, host, rows=rows).checked([written] if known else [default, written])
     limit = host.limits[written.name]
     assert limit is not None
-    assert limit < FULL.wall_s if known else limit == pytest.approx(LATE * FULL.wall_s)
+    assert limit < FULL.wall_s if known else limit == PATIENCE_S
+    assert host.over_s[written.name] == (None if known else FULL.wall_s)
 
 
 @pytest.mark.parametrize("status", ["ok", "crashed"])

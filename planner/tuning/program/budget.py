@@ -11,6 +11,7 @@ from fuseplan.measure.pool import COMPILING
 from fuseplan.tuning.effort import (
     BLOCK_S,
     BLOCK_STEPS,
+    FAIR_SHARE,
     JUDGING_SHARE,
     KEEPING_S,
     LATE,
@@ -18,6 +19,8 @@ from fuseplan.tuning.effort import (
     LEAST_LIMIT_S,
     LEAST_RACE_S,
     LEAST_REGION_S,
+    LONG_S,
+    LONG_STEPS,
     PREPARED,
     PROFILE_SHARE,
     RACE_SHARE,
@@ -92,15 +95,17 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds of wall time that are left: all of them while that compiles which would be compiled anyway."""
-        if not self.effort.over_default:
-            return self.effort.wall_s - self.elapsed_s
-        return self.effort.wall_s - (0.0 if self.default_s is None else self.elapsed_s - self.default_s)
+        """Seconds of wall time that are left: all of them, or those that each effort has, while that compiles which would be compiled anyway."""
+        beyond_s = 0.0 if self.default_s is None else self.elapsed_s - self.default_s
+        if self.effort.over_default:
+            return self.effort.wall_s - beyond_s
+        return max(self.effort.wall_s - self.elapsed_s, self.effort.least_over_s - beyond_s)
 
     @property
     def is_beside_default(self) -> bool:
         """Whether what is begun now compiles beside torch.compile's default, which takes as long, and counts for nothing."""
-        return self.effort.over_default and self.default_s is None
+        waits = self.effort.over_default or self.effort.least_over_s > 0
+        return waits and self.default_s is None
 
     @property
     def device_left_s(self) -> float:
@@ -172,8 +177,10 @@ class Budget:
         the program takes about `step_us`. A CPU has short blocks.
         """
         step_s = (step_us or 0.0) / 1e6
-        block_s = BLOCK_S + BLOCK_STEPS * step_s if self.on_gpu else step_s
-        return max(self.effort.fair_race_s, self.least_blocks * (plans + 1) * block_s)
+        steps = BLOCK_STEPS if step_s < LONG_S else LONG_STEPS
+        block_s = BLOCK_S + steps * step_s if self.on_gpu else step_s
+        rounds_s = self.least_blocks * (plans + 1) * block_s
+        return max(self.effort.fair_race_s, min(FAIR_SHARE * self.effort.wall_s, rounds_s))
 
     @property
     def least_blocks(self) -> int:

@@ -26,6 +26,7 @@ from fuseplan.tuning.program.vet_plans import (
     is_inductors,
     is_torchs,
     is_unjudged,
+    may_go_on,
     note_row,
     right_of,
     timed_job,
@@ -92,8 +93,10 @@ class TimedChecks:
         self._stream()
         self._waiting.clear()
         self._vetted.clear()
-        for entry in [one for one in entries if not one.default and one.name not in self.rows]:
-            if searches(entry) or (not self.budget.effort.cuts and self._suits(planned(entry).launch)):
+        rivals = [one for one in entries if not one.default and self._suits(planned(one).launch)]
+        left = [one for one in rivals if one.name not in self.rows]
+        for entry in left:
+            if searches(entry) or len(left) == len(rivals):  # of many some are left out as a rule
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
                 self.services.note(f"there is no time for {entry.name}{takes}")
         return right_of(entries, self.rows)
@@ -162,11 +165,8 @@ class TimedChecks:
         """
         if searches(entry):
             return max(LEAST_LIMIT_S, most / LATE)
-        if self.budget.effort.over_default and self.budget.default_s is None:
+        if self.budget.is_beside_default and may_go_on(entry, self.budget):
             return PATIENCE_S  # until that is known; its worker is told how long it may go on then
-        plan = planned(entry)
-        if plan.host == "inductor" and not plan.carve_outs and self._compile_s == 0.0:
-            most = max(most, LATE * self.budget.left_s)
         return max(LEAST_LIMIT_S, most)
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
@@ -278,9 +278,9 @@ class TimedChecks:
         return None if before is None else self.rows.get(before.name)
 
     def _is_compiled(self, entry: RaceEntry) -> bool:
-        """Whether its code is there, since the same plan was compiled under another launch."""
-        row = self._row_before(entry)
-        return row is not None and row.compile_s is not None
+        """Whether its code is there, since the same plan was compiled before: it is to be judged once more, or was under another launch."""
+        known = (self.rows.get(entry.name), self._row_before(entry))
+        return any(row is not None and row.compile_s is not None for row in known)
 
     def _fail_with_what_runs_plain(self) -> None:
         """Give defaults that wait the row of their plain plan, since that fails: they do then, with whatever launches them."""
@@ -381,9 +381,10 @@ class TimedChecks:
 
     @property
     def _again_s(self) -> float:
-        """What a plan takes whose code is there, as far as one has shown it."""
-        known = [self.rows[one.name] for one in self._asked_for if one.name in self.rows and self._is_compiled(one)]
-        return max((row.compile_s for row in known if row.compile_s is not None), default=self.budget.traced_s)
+        """What a plan takes whose code is there, as far as one has shown it: none has that was compiled beside the same plan."""
+        pairs = [] if self.apart else [(self.rows.get(one.name), self._row_before(one)) for one in self._asked_for]
+        taken = [row.compile_s for row, before in pairs if row and row.compile_s and before and before.compile_s]
+        return max(taken, default=self.budget.traced_s)
 
     @property
     def _compile_s(self) -> float:

@@ -177,7 +177,7 @@ class Stages:
     ) -> tuple[Verdict | None, list[RaceEntry]]:
         """The verdict on those that are `fit`, and what raced: all those of one launch before those of the next."""
         rows = checks.rows
-        fit = with_room(fit, rows, self.services.environment)
+        fit = with_room(fit, rows, self.services.environment, able)
         racing = [entry for search in able for entry in search.entries.of(fit)]
         if (likely := _likely(racing)) is not None:
             self.services.expects(planned(likely))

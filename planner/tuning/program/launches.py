@@ -26,20 +26,25 @@ UNSUITED = {"cudagraph": "CUDA graphs do not suit it"}
 
 
 def why_not(search: LaunchSearch, fit: Sequence[RaceEntry], rows: Rows, here: Environment) -> str:
-    """Why a launch is left out of the race; nothing where it is in it."""
-    known = [entry for entry in search.entries.of(fit) if entry.default]
-    if not known:
+    """Why a launch is left out of the race; nothing where it is in it, be it for a plan that is no default."""
+    known = search.entries.of(fit)
+    too_large = [_too_large(rows[entry.name], here.gpu_memory_gib) if search.called else "" for entry in known]
+    if not any(entry.default for entry in known) and (not search.called or not known):
         bad = next((rows[entry.name] for entry in search.entries.raced if entry.default and entry.name in rows), None)
         return "no default of it runs" if bad is None else line(bad.detail or bad.status)
-    row = rows[known[0].name]
-    return _too_large(row, here.gpu_memory_gib) if search.called else ""
+    return too_large[0] if all(too_large) else ""
 
 
-def with_room(entries: Iterable[RaceEntry], rows: Rows, here: Environment) -> list[RaceEntry]:
-    """Entries without those that pad, and whose graphs would hold too much of the GPU at the edge of their box: their rows refuse them."""
-    found = []
+def with_room(
+    entries: Iterable[RaceEntry], rows: Rows, here: Environment, called: Sequence[LaunchSearch]
+) -> list[RaceEntry]:
+    """Entries without those whose graphs would hold too much of the GPU, where another launch that is `called` so races beside them, or at
+    the edge of a box to which they pad: their rows refuse them.
+    """
+    found, beside = [], {name for search in called if search.called for name, _ in search.entries}
     for one in entries:
-        why = _too_large(rows[one.name], here.gpu_memory_gib) if planned(one).padded else ""
+        may_be = planned(one).padded or one.name in beside
+        why = _too_large(rows[one.name], here.gpu_memory_gib) if may_be else ""
         if why:
             rows[one.name] = replace(rows[one.name], status="refused", detail=why)
         else:

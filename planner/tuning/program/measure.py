@@ -16,6 +16,7 @@ from fuseplan.solver.words import PLAIN
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning_db.columns import PASSING
 from fuseplan.tuning_db.records import Measurement, Miss
 
 Wanted = Sequence[tuple[Case, tuple[Choice, ...]]]
@@ -63,11 +64,12 @@ class Measuring:
             self.knowledge.lacks()
 
     def _found(self, key: str) -> list[Measurement]:
-        """What the database has on a region, the latest last."""
+        """What the database has on a region, the latest last, but for failures that may pass: these come before what was measured."""
         found = self.services.store.find_measurements(key, self.services.environment)
         if isinstance(found, Miss):
             return []
-        return [one for one in sorted(found, key=lambda one: one.measured_at) if self.services.counts(one)]
+        every = sorted(found, key=lambda one: (one.status not in PASSING, one.measured_at))
+        return [one for one in every if self.services.counts(one)]
 
     def _reuse(self, case: Case, one: Measurement) -> None:
         cost = _cost(one.status, one.device_us, one.host_us)

@@ -11,8 +11,10 @@ from fuseplan.measure.vetters import Ask, Standing
 from fuseplan.plan import Plan
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.region_locks import RegionLocks
+from fuseplan.tuning_db.columns import PASSING
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.records import Measurement
+from fuseplan.tuning_db.resume import forgotten
 from fuseplan.tuning_db.store import Store
 
 
@@ -90,8 +92,9 @@ class Services:
         return 4 if self.on_gpu else 1  # a CPU machine has its cores for one
 
     def counts(self, one: Measurement) -> bool:
-        """Whether what was measured earlier still says something."""
-        return one.status == "ok" or self.since is None or one.measured_at >= self.since
+        """Whether what was measured earlier still says something: what was in the way of a measurement may be gone."""
+        since = max(self.since or "", forgotten() if one.status in PASSING else "")
+        return one.status == "ok" or one.measured_at >= since
 
     def note(self, text: str) -> None:
         """Tell who watches one line about the program."""

@@ -42,7 +42,7 @@ from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning.traces import box_of, launches_of, query_of, title_of
 from fuseplan.tuning_db import Environment, Hit, Run, Store, clock
 from fuseplan.tuning_db.environment import memory_of
-from fuseplan.tuning_db.resume import unfinished
+from fuseplan.tuning_db.resume import is_last_word, unfinished
 
 UNCAPTURED = RaceEntry("eager", Plan("eager"), default=True)
 """What runs in place of a program that cannot be captured, and by whose timing its failure is remembered."""
@@ -122,11 +122,12 @@ class Tuner:
         return found
 
     def _known(self, trace: Trace, launch: str, key: str) -> Tuned | None:
-        """What an earlier run has found, if it holds here."""
+        """What an earlier run has found, if it holds here, and was not all that there was time for."""
         answer = self.store.find_plan(
             query_of(trace, key, self.environment, launch, self.settings.kinds, self.objective)
         )
-        return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
+        found = answer.plan if isinstance(answer, Hit) and is_last_word(self.store, answer.plan) else None
+        return None if found is None else recalled(trace, found)
 
     def _tune(
         self,

@@ -10,7 +10,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, PATIENCE_S
-from fuseplan.tuning.program.baseline import EAGER, defaults, planned
+from fuseplan.tuning.program.baseline import EAGER, defaults, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
 
@@ -69,8 +69,19 @@ def timed_job(
     job = vet_job(
         trace, entry, rows, budget.judging_left_s, limit_s=limit_s, prepares=budget.prepares, parts_right=parts_right
     )
-    beyond = budget.effort.over_default and not is_torchs(entry)
+    beyond = may_go_on(entry, budget)
     return replace(job, keeps=budget.keeps, over_s=budget.effort.wall_s if beyond else None)
+
+
+def may_go_on(entry: RaceEntry, budget: Budget) -> bool:
+    """Whether what is begun beside torch.compile's default may go on for as long as that takes, and for so long beyond it as the effort has:
+    under a large effort, what Inductor compiles as a whole.
+    """
+    if is_torchs(entry) or budget.effort.over_default:
+        return not is_torchs(entry)
+    plan = planned(entry)
+    whole = not entry.default and plan.host == "inductor" and not plan.carve_outs
+    return whole and not searches(entry) and budget.is_beside_default
 
 
 def vet_job(

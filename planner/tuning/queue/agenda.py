@@ -24,7 +24,7 @@ from fuseplan.tuning.traces import EITHER, box_of, check_device, device_of, laun
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Query, Store, StoredPlan
 from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.notify import notify
-from fuseplan.tuning_db.resume import measured, usual_seconds
+from fuseplan.tuning_db.resume import is_last_word, measured, usual_seconds
 
 MOST_LOOKED_AT = 2000
 """Calls of all programs together that are looked into, at about a millisecond each; the order of the rest is guessed."""
@@ -273,7 +273,7 @@ def usual_s(store: Store, spends: Effort, here: Environment) -> float:
 
 def _known(store: Store, query: Query) -> StoredPlan | None:
     answer = store.find_plan(query)
-    return answer.plan if isinstance(answer, Hit) else None
+    return answer.plan if isinstance(answer, Hit) and is_last_word(store, answer.plan) else None
 
 
 def real_key(trace: Trace, store: Store) -> str:
