@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +54,21 @@ def _sizes(x: Tensor, n: int) -> Tensor:
 
 def test_a_number_that_varies_stays_one() -> None:
     (trace,) = traces_of(_sizes, matrix(6, 8), 4, dynamic=True)
+    assert_round_trips(trace)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: x + float(n),
+        lambda x, n: x * math.sqrt(n),
+        lambda x, n: x * math.log2(float(n)),
+        lambda x, n: x[:, :1] + torch.tensor([n, n + 1], dtype=x.dtype).sum(),
+    ],
+    ids=["float", "sqrt", "log2", "tensor"],
+)
+def test_what_python_makes_of_a_number_is_made_of_it_again(call: Callable[[Tensor, int], Tensor]) -> None:
+    (trace,) = traces_of(call, matrix(6, 8), 4, dynamic=True)
     assert_round_trips(trace)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from fuseplan.capture.trace.args import device_named
 from fuseplan.capture.trace.build import GraphBuilder
 from fuseplan.capture.trace.edit import identity, moved
 from fuseplan.capture.trace.format import Trace
-from fuseplan.capture.trace.targets import CHECKPOINT, FLEX, Targets
+from fuseplan.capture.trace.targets import CHECKPOINT, FLEX, OF_NUMBERS, Targets
 from fuseplan.errors import GraphError
 
 _OF_CPUS = ("mkldnn", "mkl", "onednn", "mkldnn_prepacked", "quantized")
@@ -108,6 +110,9 @@ class _DynamoTargets(Targets):
             return torch.ops.higher_order.tag_activation_checkpoint
         if name == FLEX:
             return torch.ops.higher_order.flex_attention
+        if name in OF_NUMBERS:
+            import_module("torch._refs")
+            return attrgetter(name.removeprefix("torch."))(torch)
         return super().find(name)
 
 

@@ -7,6 +7,7 @@ ever found: none that reads a file, loads code or calls what it is given.
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -71,6 +72,20 @@ CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 FLEX = "torch.ops.higher_order.flex_attention"
 """Attention whose scores and mask are functions: graphs of their own, which are blocks of a trace."""
 
+OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    **{
+        f"torch.{name}": getattr(math, name[5:])
+        for name in dir(torch)
+        if name[:5] == "_sym_" and hasattr(math, name[5:])
+    },
+    "torch.sym_float": float,
+    "torch.sym_sqrt": math.sqrt,
+    "torch._refs.tensor": torch.tensor,
+}
+"""What Dynamo writes, by its name, for what Python has for numbers; called on the number of a loaded program it fails, where that is
+captured as it again.
+"""
+
 
 class Targets:
     """The functions by name and by identity, looked up once."""
@@ -92,6 +107,8 @@ class Targets:
             return CHECKPOINT
         if target is torch.ops.higher_order.flex_attention:
             return FLEX
+        if (name := _own_name(target)) in OF_NUMBERS:
+            return name
         if isinstance(target, HigherOrderOperator):
             raise GraphError(f"{target.name()} is a higher-order operator, which a trace cannot hold")
         if isinstance(target, OpOverload):
@@ -110,6 +127,8 @@ class Targets:
             return torch.utils.checkpoint.checkpoint
         if name == FLEX:
             return flex_attention
+        if name in OF_NUMBERS:
+            return OF_NUMBERS[name]
         if name in self._found:
             return self._found[name]
         parts = name.split(".")
