@@ -150,8 +150,15 @@ def calls_that_came(trace: Trace) -> list[Calls]:
 
 
 def _span(symbol: dict[str, Any]) -> tuple[int, int]:
+    """From where to where, within what the program allows; of numbers below zero, as far below as of others above.
+
+    >>> [_span({"hint": hint, "low": -100, "high": None}) for hint in (48, 1, 0, -1, -5, -99)]
+    [(33, 64), (1, 1), (0, 1), (-1, -1), (-8, -5), (-100, -65)]
+    """
     hint = int(symbol["hint"])
-    high = next_power(hint)
-    low = min(hint, high // 2 + 1)
+    high = next_power(abs(hint))
+    low = min(abs(hint), high // 2 + 1)
+    if hint < 0:
+        low, high = -high, -low
     most = symbol["high"] if symbol["high"] is not None else high
     return max(int(symbol["low"]), low), min(int(most), high)
