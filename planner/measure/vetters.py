@@ -11,8 +11,8 @@ from fuseplan.graph import Graph
 from fuseplan.measure.jobs import Job, Outcome, VetPlan, VetRegion
 from fuseplan.measure.process import WorkerProcess
 
-PATIENT = 3
-"""Where torch.compile's default fails, others go on for so many times as long as they may beyond it."""
+FAILED_S = 60.0
+"""Where torch.compile's default fails, which may be at once, others go on for so long at least."""
 GIVING_UP_S = 2.0
 """A process that is killed before it was asked is started again, and has to be killed again."""
 
@@ -117,16 +117,16 @@ class Vetters:
                 raise found
             settle(i, found)
             if found.status != "out-of-memory":  # else it may be done once more
-                self._hurry(self.jobs[i], 1 if found.status == "ok" else PATIENT)
+                self._hurry(self.jobs[i], 0.0 if found.status == "ok" else FAILED_S)
 
-    def _hurry(self, done: Job, times: int) -> None:
-        """Let others go on for as long as they may beyond what torch.compile does, which is done; or for some times that, where it has failed."""
+    def _hurry(self, done: Job, least_s: float) -> None:
+        """Let others go on for as long as they may beyond what torch.compile does, which is done, or `least_s`."""
         plan = done.entry.plan if isinstance(done, VetPlan) else None
         if isinstance(done, VetPlan) and done.entry.default and plan is not None and plan.host == "inductor":
             for process, number in self._at.items():
                 job = self.jobs[number]
                 if process in self._shares and isinstance(job, VetPlan) and job.over_s is not None:
-                    process.hurry(times * job.over_s)
+                    process.hurry(max(least_s, job.over_s))
 
     def _take(self, begun: Begun) -> None:
         """Wait for what has begun, as for the job that comes next."""

@@ -16,7 +16,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan, VetRegion
 from fuseplan.measure.pool import by_itself
-from fuseplan.measure.vetters import Ask, Standing
+from fuseplan.measure.vetters import FAILED_S, Ask, Standing
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
 from fuseplan.tuning.effort import INSTANT, QUICK, Effort
@@ -67,9 +67,9 @@ class Slow(Racing):
             outcome = self._outcome(job) if ends <= limit else _late(job)
             found.append(outcome)
             if job.entry.default and job.entry.plan is not None and job.entry.plan.host == "inductor":
-                times = 1 if outcome.ok else 3
+                least_s = 0.0 if outcome.ok else FAILED_S
                 busy = [
-                    (end, limit if one.over_s is None else min(limit, self.now + times * one.over_s), one)
+                    (end, limit if one.over_s is None else min(limit, self.now + max(least_s, one.over_s)), one)
                     for end, limit, one in busy
                 ]
             if on_done is not None:
