@@ -530,7 +530,7 @@ def test_few_rows_are_found_from_each_size_of_a_box(own_database: Path, first: i
     key = key_of(both, (given(9),))
     rewrite = Rewrite("few-rows", 0, "triton")
     put(own_database, key, 33, 64, Plan("aten", (rewrite,)))
-    put(own_database, key, 65, 128, Plan("aten", (rewrite,)))
+    put(own_database, key, 257, 512, Plan("aten", (rewrite,)))
     compiled = fuseplan.compile(both)
     for size in (9, first, 40, 64, 33):
         x = given(size)
@@ -539,4 +539,4 @@ def test_few_rows_are_found_from_each_size_of_a_box(own_database: Path, first: i
     default, plan = programs(compiled)
     assert (default.plan.host, [one.kind for one in plan.plan.rewrites]) == ("eager", ["few-rows"])
     with pytest.warns(UserWarning, match="speaks of matmul of few rows 0; the program has 0"):
-        compiled(given(100))
+        compiled(given(300))
