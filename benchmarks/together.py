@@ -94,10 +94,10 @@ class _Member:
 
     def go_on(self) -> None:
         """Have it go on, though its parent may be gone by now."""
+        self.waits_no_more()  # first: who goes on asks how long that was
         for one in self.stopped:
             _send(one, signal.SIGCONT)
         self.stopped.clear()
-        self.waits_no_more()
 
     def waits(self) -> None:
         """From now on its time is not its own."""
@@ -108,7 +108,9 @@ class _Member:
         if self.since is not None:
             self.lost_s, self.since = self.lost_s + monotonic() - self.since, None
             with suppress(OSError):  # of a disk that is full it learns the next time; others are to go on all the same
-                _lost(self.asks).write_text(str(self.lost_s))
+                new = self.asks.with_name(f"{self.asks.name}-new")
+                new.write_text(str(self.lost_s))
+                new.replace(_lost(self.asks))
 
     def is_lost(self) -> float:
         """How long its time was not its own, up to now."""

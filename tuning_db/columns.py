@@ -24,9 +24,9 @@ Row = Mapping[str, Value]
 _R = TypeVar("_R", bound="Record")
 
 STATUSES = ("ok", "refused", "compile-error", "error", "wrong", "timeout", "crashed", "out-of-memory")
+"""Of a timing: what came of it. Only `ok` has a time that counts."""
 PASSING = ("timeout", "crashed", "out-of-memory")
 """Of these, those that may be of what else the machine had to do."""
-"""Of a timing: what came of it. Only `ok` has a time that counts."""
 PLAN_STATUSES = ("tuned", "default", "unverified", "quarantined")
 WORDS = ("pinned", "disabled")
 """What a person said about a plan; stands beside its status, so that taking it back leaves what was there."""

@@ -78,11 +78,18 @@ def failures(store: Store, program: str = "") -> list[Failure]:
     return _asked(store, ask, [])
 
 
-def is_last_word(store: Store, plan: StoredPlan) -> bool:
-    """Whether another run would find the same again: not where there was no time for anything but the defaults. A look-up gives a plan
-    without its evidence.
+def is_last_word(store: Store, plan: StoredPlan, efforts: Collection[str]) -> bool:
+    """Whether another run would find the same again: not where there was no time for anything but the defaults, and that was a day ago, or
+    none of these efforts was spent. A look-up gives a plan without its evidence.
     """
-    return plan.status != "default" or not any(one.evidence.left for one in store.plans(plan.key))
+    if plan.status != "default" or plan.word is not None or not any(one.evidence.left for one in store.plans(plan.key)):
+        return True
+
+    def ask(connection: sqlite3.Connection) -> list[str]:
+        return [effort for (effort,) in connection.execute("SELECT effort FROM run WHERE key = ?", (plan.run,))]
+
+    as_hard = any(effort in efforts for effort in _asked(store, ask, list[str]()))
+    return as_hard and plan.changed_at > forgotten()
 
 
 def forgotten() -> str:

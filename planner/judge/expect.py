@@ -35,6 +35,8 @@ MORE = (4, 12, 16)
 """Runs of eager on moved values that are made besides, step by step, while a verdict is in doubt. Of one number a run, such as
 a loss or by how much a gradient is scaled, the largest of five is less than half of one more in one of 40 cases, of nine in one
 of 160, of 21 in one of 1,700, of 37 in one of 10,000."""
+FIRST_S = 10.0
+"""The first step has so long in any case."""
 CHANCES_SHARE = 0.25
 """Of the time that judging may take, for eager's runs under other random numbers; half of that for those of each plan."""
 _OTHER_NUMBERS = 7919
@@ -221,7 +223,7 @@ class _MoreDraws:
                 self.where.tidy()
                 self.spreads.learn(turn.seed, turn.run(self.loaded)[0])
                 self.made += 1
-                if perf_counter() - begin > self.seconds and not first:
+                if perf_counter() - begin > max(self.seconds, FIRST_S if first else 0.0):
                     break
         except (RuntimeError, MemoryError) as error:  # what is judged holds memory
             self.where.check(error)

@@ -112,6 +112,8 @@ class VetPlan(Job):
     """Whether its worker keeps what it has compiled, to time it where it is."""
     over_s: float | None = None
     """How long its worker may go on, once what torch.compile does is through."""
+    until_s: float = 0.0
+    """So long it may in any case, all together."""
     judges: bool = True
     """Whether what it gives is compared: else it has but to run."""
     by_size: bool = False

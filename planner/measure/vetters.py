@@ -117,16 +117,16 @@ class Vetters:
                 raise found
             settle(i, found)
             if found.status != "out-of-memory":  # else it may be done once more
-                self._hurry(self.jobs[i], 0.0 if found.status == "ok" else FAILED_S)
+                self._hurry(self.jobs[i], found.seconds, 0.0 if found.status == "ok" else FAILED_S)
 
-    def _hurry(self, done: Job, least_s: float) -> None:
-        """Let others go on for as long as they may beyond what torch.compile does, which is done, or `least_s`."""
+    def _hurry(self, done: Job, took_s: float, least_s: float) -> None:
+        """Let others go on for as long as they may beyond what torch.compile does, which is done, and `took_s`; or `least_s`."""
         plan = done.entry.plan if isinstance(done, VetPlan) else None
         if isinstance(done, VetPlan) and done.entry.default and plan is not None and plan.host == "inductor":
             for process, number in self._at.items():
                 job = self.jobs[number]
                 if process in self._shares and isinstance(job, VetPlan) and job.over_s is not None:
-                    process.hurry(max(least_s, job.over_s))
+                    process.hurry(max(least_s, job.over_s, job.until_s - took_s))
 
     def _take(self, begun: Begun) -> None:
         """Wait for what has begun, as for the job that comes next."""

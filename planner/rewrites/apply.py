@@ -70,9 +70,11 @@ def known_to_torchs_cache(plan: Plan) -> AbstractContextManager[object]:
 def _site(placed: Sequence[PlacedSite], one: Rewrite) -> PlacedSite:
     """The site that a rewrite means, which can be written so."""
     noun = KINDS[one.kind].noun
-    if one.site >= len(placed):
+    # another version may find more, or fewer, before it
+    meant = [site for site in placed if site.digest == one.digest and one.digest is not None]
+    if not meant and one.site >= len(placed):
         raise PlanError(f"the plan speaks of {noun} {one.site}; the program has {len(placed)} of them")
-    site = placed[one.site]
+    site = meant[0] if meant else placed[one.site]
     if one.digest not in (None, site.digest):
         raise PlanError(f"{site.noun} is another than the one that the plan was made for")
     refusal = site.reason(one.way)

@@ -333,6 +333,27 @@ def test_it_goes_with_the_promise_but_not_with_siblings() -> None:
         fuseplan.compile(model, plan=Plan("aten", both), weights="fixed")(x)
 
 
+def test_a_plan_means_its_site_though_more_are_found_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another version may, which takes matmuls of more rows: its digest says which it is."""
+    wide, narrow = (torch.randn(8, 64) for _ in range(2))
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, wide), F.linear(x[:2], narrow)
+
+    x = torch.randn(100, 64)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(few_rows, "MOST_ROWS", 64)
+        (old,) = sites_in("few-rows", call, x)
+    both = sites_in("few-rows", call, x)
+    assert [site.digest == old.digest for site in both] == [False, True]
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(call, plan=Plan("aten", (Rewrite("few-rows", 0, "triton", old.digest),)))
+    assert_same(compiled(x), call(x), bitwise=False)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="is another than the one that the plan was made for"):
+        fuseplan.compile(call, plan=Plan("aten", (Rewrite("few-rows", 0, "triton", "ab" * 8),)))(x)
+
+
 def test_tilings_are_whole() -> None:
     for features in (1, 63, 64, 128, 896, 4096, 14336):
         for columns in ((8,), (896, 128, 128), (14336, 14336), (151936,)):

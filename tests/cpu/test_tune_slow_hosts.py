@@ -26,6 +26,7 @@ from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import EITHER, traces_of
 from fuseplan.tuning_db import Store
+from fuseplan.tuning_db.resume import is_last_word
 from replaying import ReplayingPool
 from stored import HERE as GPU
 
@@ -67,9 +68,8 @@ class Slow(Racing):
             outcome = self._outcome(job) if ends <= limit else _late(job)
             found.append(outcome)
             if job.entry.default and job.entry.plan is not None and job.entry.plan.host == "inductor":
-                least_s = 0.0 if outcome.ok else FAILED_S
                 busy = [
-                    (end, limit if one.over_s is None else min(limit, self.now + max(least_s, one.over_s)), one)
+                    (end, limit if one.over_s is None else min(limit, self.now + _may(one, outcome)), one)
                     for end, limit, one in busy
                 ]
             if on_done is not None:
@@ -83,7 +83,7 @@ class Slow(Racing):
 
     def _outcome(self, job: VetPlan) -> Outcome:
         self.compiled.setdefault(_code(job), self.now)
-        outcome = self.vetted_plan(job)
+        outcome = replace(self.vetted_plan(job), seconds=self.compile_s)
         (row,) = outcome.rows
         if job.entry.name == self.wrong_first and job.judges:
             self.wrong_first = ""
@@ -97,6 +97,12 @@ def _off() -> Any:
     from fuseplan.judge.output import JudgedOutput
 
     return JudgedOutput("output 0", "mean", 3.0, 2.0, 1.0)
+
+
+def _may(job: VetPlan, done: Outcome) -> float:
+    """How long it may go on once torch.compile's default is done."""
+    assert job.over_s is not None
+    return max(0.0 if done.ok else FAILED_S, job.over_s, job.until_s - done.seconds)
 
 
 def _code(job: VetPlan) -> object:
@@ -174,15 +180,53 @@ def test_quick_finds_it_where_compiling_takes_longer_than_the_effort(
     assert tuned(Slow(times=TIMES, compile_s=compile_s), QUICK, traced_s).winner == CAPTURED
 
 
-def test_what_no_time_was_left_for_is_looked_at_again(tuned: Tune, store: Store) -> None:
+def test_what_no_time_was_left_for_is_looked_at_again(
+    tuned: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a harder effort, or a day later: the same effort would find no more time the next minute."""
     short = replace(INSTANT, wall_s=3.0)
     assert tuned(Slow(times=TIMES), short).winner == "inductor, cudagraph"
     (plan,) = store.plans()
     assert plan.evidence.left == 1
-    assert tuned(Slow(times=TIMES)).winner == CAPTURED
-    pool = Slow(times=TIMES)
-    assert tuned(pool).winner == "the plan in the database"
-    assert not pool.jobs
+    again = Slow(times=TIMES)
+    assert tuned(again, short).winner == "the plan in the database"
+    monkeypatch.setattr("fuseplan.tuning_db.resume.forgotten", lambda: "9999")
+    assert tuned(again, short).winner == "inductor, cudagraph"
+    monkeypatch.undo()
+    assert tuned(again, QUICK).winner == CAPTURED
+    done = len(again.jobs)
+    assert tuned(again, QUICK).winner == "the plan in the database"
+    assert len(again.jobs) == done
+
+
+def test_what_a_person_has_said_is_the_last_word(tuned: Tune, store: Store) -> None:
+    tuned(Slow(times=TIMES), replace(INSTANT, wall_s=3.0))
+    (plan,) = store.plans()
+    assert not is_last_word(store, plan, ("quick", "full"))
+    store.pin(plan.key, "pinned")
+    (plan,) = store.plans()
+    assert is_last_word(store, plan, ("quick", "full"))
+
+
+def test_a_default_that_failed_is_not_what_a_plan_is_compared_with(tuned: Tune, store: Store) -> None:
+    found = tuned(Slow(times=TIMES, bad={"inductor, cudagraph": "out-of-memory"}))
+    (plan,) = [one for one in store.plans() if one.launch == "cudagraph"]
+    assert (found.best_default, plan.best_default_us) == ("inductor", 900.0)
+
+
+@pytest.mark.parametrize(
+    ("effort", "compile_s", "most_s"), [(INSTANT, 60.0, 90.0), (QUICK, 20.0, 130.0), (QUICK, 110.0, 140.0)]
+)
+def test_a_plan_that_hangs_costs_no_more_than_the_effort_grants(
+    tuned: Tune, effort: Effort, compile_s: float, most_s: float
+) -> None:
+    class Hanging(Slow):
+        def _takes(self, job: VetPlan) -> float:
+            return 1e6 if job.entry.plan is not None and job.entry.plan.rewrites else super()._takes(job)
+
+    pool = Hanging(times=TIMES, compile_s=compile_s)
+    assert tuned(pool, effort).winner == "inductor, cudagraph"
+    assert pool.now <= most_s
 
 
 @dataclass

@@ -114,7 +114,7 @@ def test_rows_that_vary_and_become_many() -> None:
     torch.manual_seed(0)
     model = Layer(1024, bias=True).to("cuda", torch.bfloat16).requires_grad_(False)
     compiled = fuseplan.compile(model, plan=Plan("inductor", every(4)), dynamic=True)
-    for rows in (20, 32, 5, 64, 200):
+    for rows in (20, 32, 5, 64, 200, MOST_ROWS + 1):
         x = torch.randn(rows, 1, 1024, device="cuda", dtype=torch.bfloat16)
         assert_as_accurate(compiled(x), model(x), in_double(copy.deepcopy(model))(x.double()))
 

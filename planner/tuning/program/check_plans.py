@@ -11,7 +11,7 @@ from fuseplan.durations import spelled
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
-from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
+from fuseplan.tuning.effort import LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import EAGER, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.profile import Look
@@ -28,6 +28,7 @@ from fuseplan.tuning.program.vet_plans import (
     is_unjudged,
     may_go_on,
     note_row,
+    patience,
     right_of,
     timed_job,
     wrongly_judged,
@@ -93,13 +94,19 @@ class TimedChecks:
         self._stream()
         self._waiting.clear()
         self._vetted.clear()
-        rivals = [one for one in entries if not one.default and self._suits(planned(one).launch)]
-        left = [one for one in rivals if one.name not in self.rows]
-        for entry in left:
-            if searches(entry) or len(left) == len(rivals):  # of many some are left out as a rule
+        left = self.left  # of many some are left out as a rule
+        for entry in [one for one in entries if not one.default and one.name not in self.rows]:
+            if searches(entry) or (left and self._suits(planned(entry).launch)):
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
                 self.services.note(f"there is no time for {entry.name}{takes}")
         return right_of(entries, self.rows)
+
+    @property
+    def left(self) -> int:
+        """How many there was no time for, where that is each that is no default, but for what takes very long."""
+        rivals = [one for one in dict.fromkeys(self._asked_for) if not one.default and self._suits(planned(one).launch)]
+        tried = any(one.name in self.rows for one in rivals)
+        return 0 if tried else sum(not searches(one) for one in rivals)
 
     @property
     def crowded_out(self) -> list[RaceEntry]:
@@ -152,8 +159,8 @@ class TimedChecks:
         budget = self.budget
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
         most -= self._racer.preparing * self._prepare_s
-        patience = (max(LEAST_LIMIT_S, most) if self._can_wait(one) else _patience(one, budget) for one in defaults)
-        limits = [*patience, *(self._limit(one, most) for one in candidates)]
+        first = (max(LEAST_LIMIT_S, most) if self._can_wait(one) else patience(one, budget) for one in defaults)
+        limits = [*first, *(self._limit(one, most) for one in candidates)]
         chosen = [*defaults, *candidates]
         self._waiting = [one for one in self._waiting if one not in chosen]
         return self._begun([self._job(one, limit) for one, limit in zip(chosen, limits, strict=True)])
@@ -181,7 +188,7 @@ class TimedChecks:
     def is_right(self, entry: RaceEntry) -> bool:
         """Whether a plan that has run is right, which is found out now where it was put off."""
         if is_unjudged(entry, self.rows):
-            job, row = replace(self._job(entry, _patience(entry, self.budget)), judges=True), self.rows[entry.name]
+            job, row = replace(self._job(entry, patience(entry, self.budget)), judges=True), self.rows[entry.name]
             (outcome,) = self.services.carry_out(CHECKING, [JudgeKept(**vars(job))])
             told = bool(outcome.rows) and outcome.status in ("ok", "wrong")
             if not told:  # nobody keeps it any more, or there was no room for that
@@ -322,7 +329,7 @@ class TimedChecks:
             self.services.note(f"torch.compile is off by more than is allowed, and {told}")
             near = {name for name, row in self.rows.items() if row.near}
             again = [one for one in dict.fromkeys(self._asked_for) if is_inductors(one) and one.name in near]
-            jobs = self._begun([self._job(one, _patience(one, self.budget)) for one in again])
+            jobs = self._begun([self._job(one, patience(one, self.budget)) for one in again])
             found_again = self.services.carry_out(CHECKING, jobs, self._heard)
             self.budget.checked(found_again)
             return
@@ -391,10 +398,3 @@ class TimedChecks:
         """About what a plan takes that nobody has compiled, by torch.compile's default, once that is known."""
         default = self.rows.get(TORCHS)
         return default.compile_s if default is not None and default.compile_s is not None else 0.0
-
-
-def _patience(default: RaceEntry, budget: Budget) -> float | None:
-    """How long a default may keep a worker silent; None: as long as any job."""
-    if is_torchs(default):
-        return None
-    return max(LEAST_LIMIT_S, budget.effort.wall_s * GREEDY_SHARE)

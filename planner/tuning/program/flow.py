@@ -201,6 +201,7 @@ class Stages:
     ) -> Tuned:
         """The verdict on what raced, kept in the database and told to who learns from it."""
         services, rows = self.services, checks.rows
+        verdict = None if verdict is None else replace(verdict, left=checks.left)
         for search in self.searches:
             search.tell(rows, None if verdict is None else verdict.result.noise)
         first = self.searches[0]

@@ -25,6 +25,8 @@ class Verdict:
     best_default: RaceEntry
     result: RaceResult
     rows: dict[str, OutcomeRow]
+    left: int = 0
+    """Plans that there was no time for, where that is each that is no default."""
 
     @property
     def tuned(self) -> bool:
@@ -82,7 +84,8 @@ def among(verdict: Verdict, entries: Sequence[RaceEntry]) -> Verdict | None:
         return verdict
     if verdict.winner in entries:
         walls = {entry: _wall_us(entry, verdict.rows) for entry in entries if entry.default}
-        return replace(verdict, best_default=min(walls, key=lambda entry: walls[entry], default=verdict.best_default))
+        timed = [entry for entry, us in walls.items() if us < math.inf]  # others have failed
+        return replace(verdict, best_default=min(timed, key=walls.__getitem__, default=verdict.best_default))
     result, times = verdict.result, _times(verdict.result)
     ran = [entry for entry in entries if _ran(entry, result)]
     known = [entry for entry in ran if entry.default]

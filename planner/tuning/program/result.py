@@ -168,10 +168,7 @@ def plan_to_store(
     noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
     called = _of_other_launches(entries, of, planned(winner))
     raced = (*(replace(one, name=called.get(one.name, one.name)) for one in raced_of(entries, rows)), *beside)
-    rivals = [entry for entry in entries if not entry.default]
-    tried = any(entry.name in rows for entry in rivals) or any(not one.default for one in beside)
-    left = 0 if tried else len(rivals)
-    known = replace(evidence, raced=raced, sites=with_times(evidence.sites, entries, rows), left=left)
+    known = replace(evidence, raced=raced, sites=with_times(evidence.sites, entries, rows), left=verdict.left)
     if known.profile is not None:
         known = replace(known, profile=replace(known.profile, name=called.get(known.profile.name, known.profile.name)))
     return StoredPlan(

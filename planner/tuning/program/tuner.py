@@ -126,8 +126,9 @@ class Tuner:
         answer = self.store.find_plan(
             query_of(trace, key, self.environment, launch, self.settings.kinds, self.objective)
         )
-        found = answer.plan if isinstance(answer, Hit) and is_last_word(self.store, answer.plan) else None
-        return None if found is None else recalled(trace, found)
+        if not isinstance(answer, Hit) or not is_last_word(self.store, answer.plan, self.effort.harder):
+            return None
+        return recalled(trace, answer.plan)
 
     def _tune(
         self,

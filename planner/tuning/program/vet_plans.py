@@ -9,7 +9,7 @@ from fuseplan.judge.output import OTHERS, WIDER, Inquiry, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import Plan
-from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, PATIENCE_S
+from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import EAGER, defaults, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
@@ -69,8 +69,19 @@ def timed_job(
     job = vet_job(
         trace, entry, rows, budget.judging_left_s, limit_s=limit_s, prepares=budget.prepares, parts_right=parts_right
     )
-    beyond = may_go_on(entry, budget)
-    return replace(job, keeps=budget.keeps, over_s=budget.effort.wall_s if beyond else None)
+    job = replace(job, keeps=budget.keeps)
+    if not may_go_on(entry, budget):
+        return job
+    if budget.effort.over_default:
+        return replace(job, over_s=budget.effort.wall_s)
+    return replace(job, over_s=budget.effort.least_over_s, until_s=budget.left_s)
+
+
+def patience(default: RaceEntry, budget: Budget) -> float | None:
+    """How long a default may keep a worker silent; None: as long as any job."""
+    if is_torchs(default):
+        return None
+    return max(LEAST_LIMIT_S, budget.effort.wall_s * GREEDY_SHARE)
 
 
 def may_go_on(entry: RaceEntry, budget: Budget) -> bool:

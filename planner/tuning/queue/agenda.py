@@ -165,7 +165,7 @@ def agenda_of(
                 known = (
                     None
                     if again
-                    else _known(store, query_of(trace, known_as, kind.environment, launch, kinds, chosen_by))
+                    else _known(store, query_of(trace, known_as, kind.environment, launch, kinds, chosen_by), spends)
                 )
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already, chosen_by))
@@ -271,9 +271,9 @@ def usual_s(store: Store, spends: Effort, here: Environment) -> float:
     return USUAL_SHARE[here.device] * spends.wall_s if took is None else took
 
 
-def _known(store: Store, query: Query) -> StoredPlan | None:
+def _known(store: Store, query: Query, spends: Effort) -> StoredPlan | None:
     answer = store.find_plan(query)
-    return answer.plan if isinstance(answer, Hit) and is_last_word(store, answer.plan) else None
+    return answer.plan if isinstance(answer, Hit) and is_last_word(store, answer.plan, spends.harder) else None
 
 
 def real_key(trace: Trace, store: Store) -> str:
