@@ -54,7 +54,7 @@ def _page() -> Iterator[str]:
         " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
     yield from whole_models.parts(models, file_of("drawn"), of_other_kinds("models"), file_of("first_models"))
-    yield from gaps.parts(results_of("host"), file_of("ways"), file_of("depthwise"))
+    yield from gaps.parts(results_of("host"), file_of("ways"), file_of("depthwise"), file_of("few_rows"))
     others = ", but for rows that name another"
     yield from on_machine(_ablation(), file_of("ablation"))
     yield from on_machine(_cases(), file_of("choices"))

@@ -16,7 +16,7 @@ OTHERS = "all else"
 _OPS = {"mm": "matmul", "addmm": "matmul", "bmm": "matmul", "baddbmm": "matmul", "convolution": "convolution", "convolution_backward": "convolution"}  # fmt: skip
 
 
-def parts(host: Rows, ways: Rows, kernels: Rows) -> Iterator[str]:
+def parts(host: Rows, ways: Rows, kernels: Rows, few_rows: Rows) -> Iterator[str]:
     """All sections, from their results, or whole result files."""
     yield "## Where a step's time goes"
     yield (
@@ -39,6 +39,12 @@ def parts(host: Rows, ways: Rows, kernels: Rows) -> Iterator[str]:
         f" least that they could take: `scripts/bench depthwise`{_on(kernels)}, which has each layer by itself too."
     )
     yield from _kernels(kernels)
+    yield (
+        "Matmuls of few rows, of layers as large as those of several models: how many times as fast as the library's, in the geometric mean"
+        " and at the least; and so where a kernel by itself has to add up the parts of its sums, which else whoever reads them does:"
+        f" `scripts/bench few_rows`{_on(few_rows)}, which has each by itself too."
+    )
+    yield from _few_rows(few_rows)
 
 
 def _on(file: Rows) -> str:
@@ -127,6 +133,25 @@ def _kernels(file: Rows) -> Iterator[str]:
         yield "Not measured yet."
         return
     columns = ["layers of", "what", "ours, µs", "library's, µs", "× as fast", "× the least", "commit"]
+    yield "\n".join([*head(columns), *lines])
+
+
+def _few_rows(file: Rows) -> Iterator[str]:
+    """By how many rows.
+
+    >>> ratios = {"ours": 1.5, "ours at least": 1.0, "with sums": 1.25, "with sums at least": 0.5}
+    >>> list(_few_rows({"results": {"by rows": {"8": ratios}}, "commit": "12"}))[0].splitlines()[-1]
+    '| 8 | 1.50 | 1.00 | 1.25 | 0.50 | 12 |'
+    """
+    keys = ("ours", "ours at least", "with sums", "with sums at least")
+    lines = [
+        line([count, *(ratio(row[key]) for key in keys), str(file.get("commit", "-"))])
+        for count, row in file.get("results", {}).get("by rows", {}).items()
+    ]
+    if not lines:
+        yield "Not measured yet."
+        return
+    columns = ["rows", "× as fast", "at least", "× as fast with sums", "at least", "commit"]
     yield "\n".join([*head(columns), *lines])
 
 
