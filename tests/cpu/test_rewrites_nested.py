@@ -117,9 +117,10 @@ def test_one_nested_site_alone_is_rewritten_and_another_one_does_not_fit(monkeyp
     codes = {name: module.code for name, module in found.named_modules() if isinstance(module, GraphModule)}
     assert [name for name, code in codes.items() if " / " in code] == ["wrap_body_1.wrap_body_0"]
     assert all(" / " not in module.code for module in gm.modules() if isinstance(module, GraphModule))
-    other = told["attention", 3].digest
     with pytest.raises(PlanError, match="attention call 2 is another than the one"):
-        rewritten(gm, (Rewrite("attention", 2, "auto+causal", other),))
+        rewritten(gm, (Rewrite("attention", 2, "auto+causal", "ab" * 8),))
+    digests = [site.digest for site in told.values() if site.kind == "attention"]
+    assert len({*digests}) == len(digests) == 4, "each is meant by its digest, whatever its number is elsewhere"
 
 
 def test_what_the_program_sets_around_a_block_holds_inside_it() -> None:
