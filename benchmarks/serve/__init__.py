@@ -101,12 +101,16 @@ def _chosen(chosen: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     if chosen.part == "mix":
         yield from ((name, {}) for name in names)
         return
+    known = set[str]()
     sizes = (chosen.batch or BATCHES, chosen.context or CONTEXTS, chosen.times or TIMES)
     for name in (name for name in names if EVERY[name].kind == "decoder"):
         for batch, context, times in product(*sizes):
             what = Decoding(name, batch, context, times, chosen.float32)
+            known.add(what.name)
             if not chosen.row or what.name in chosen.row:
                 yield what.name, {"what": vars(what)}
+    if strange := [name for name in chosen.row or () if name not in known]:
+        raise SystemExit(f"there is no row {strange[0]!r} of decoding, but {', '.join(sorted(known))}")
 
 
 def finished(task: Task, report: Mapping[str, Any]) -> bool:

@@ -211,8 +211,8 @@ class _MoreDraws:
     made: int = 0
 
     def learn(self) -> bool:
-        """Make the runs of one step; False where there are none left, no time for them, or no room. There is for the first step: with the
-        few runs that were made without a doubt, one result in two that is right would be called wrong.
+        """Make the runs of one step; False where there are none left, no time for them, or no room. There is for the first step: the
+        few runs that were made without a doubt may all lie close to each other, and what is right be called wrong.
         """
         first = len(self.steps) == len(MORE)
         if not self.steps or (self.seconds <= 0 and not first):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MOST_ROWS = 256
-"""With more there is more to do than to read the matrices, which libraries do as well."""
+"""More were never tried."""
 MOST_ROWS_EACH = 64
 """Of more, a program has some, and the matrices are read more than once."""
 LEAST_ROWS = 16

@@ -117,16 +117,16 @@ class Vetters:
                 raise found
             settle(i, found)
             if found.status != "out-of-memory":  # else it may be done once more
-                self._hurry(self.jobs[i], found.seconds, 0.0 if found.status == "ok" else FAILED_S)
+                self._hurry(self.jobs[i], found)
 
-    def _hurry(self, done: Job, took_s: float, least_s: float) -> None:
-        """Let others go on for as long as they may beyond what torch.compile does, which is done, and `took_s`; or `least_s`."""
+    def _hurry(self, done: Job, outcome: Outcome) -> None:
+        """Let others go on for as long as they may beyond what torch.compile does, if that is what is done."""
         plan = done.entry.plan if isinstance(done, VetPlan) else None
         if isinstance(done, VetPlan) and done.entry.default and plan is not None and plan.host == "inductor":
             for process, number in self._at.items():
                 job = self.jobs[number]
                 if process in self._shares and isinstance(job, VetPlan) and job.over_s is not None:
-                    process.hurry(max(least_s, job.over_s, job.until_s - took_s))
+                    process.hurry(may_go_on_s(job, outcome))
 
     def _take(self, begun: Begun) -> None:
         """Wait for what has begun, as for the job that comes next."""
@@ -184,6 +184,17 @@ class JobQueue:
         chosen = min(self._jobs, key=rank)
         self._at[process] = _region(self._jobs.pop(chosen))
         return chosen
+
+
+def may_go_on_s(job: VetPlan, done: Outcome) -> float:
+    """How long a plan may go on once torch.compile's default is done.
+
+    >>> from fuseplan.measure.entry import RaceEntry
+    >>> job = VetPlan("", RaceEntry("new"), over_s=20.0, until_s=115.0)
+    >>> [may_go_on_s(job, Outcome(seconds=took_s)) for took_s in (15.0, 110.0)], may_go_on_s(job, Outcome("error", seconds=110.0))
+    ([100.0, 20.0], 60.0)
+    """
+    return max(0.0 if done.ok else FAILED_S, job.over_s or 0.0, job.until_s - done.seconds)
 
 
 def _found(answer: Answer, process: WorkerProcess, job: Job) -> Outcome | BaseException:

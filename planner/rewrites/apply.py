@@ -71,7 +71,7 @@ def _site(placed: Sequence[PlacedSite], one: Rewrite) -> PlacedSite:
     """The site that a rewrite means, which can be written so."""
     noun = KINDS[one.kind].noun
     # another version may find more, or fewer, before it
-    meant = [site for site in placed if site.digest == one.digest and one.digest is not None]
+    meant = [site for site in placed if site.digest == one.digest]
     if not meant and one.site >= len(placed):
         raise PlanError(f"the plan speaks of {noun} {one.site}; the program has {len(placed)} of them")
     site = meant[0] if meant else placed[one.site]

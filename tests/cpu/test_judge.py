@@ -348,7 +348,7 @@ def test_what_is_plainly_wrong_costs_no_more_runs() -> None:
 
 
 def test_without_time_little_more_is_run_in_doubt() -> None:
-    """And what is in doubt is not right for want of time, nor wrong by so few runs that half of all that is right would be."""
+    """And what is in doubt is not right for want of time, nor wrong by the few runs alone that were made before."""
     program = loaded(Small(), torch.randn(16, 32))
     hasty, found = expect(program, seconds=0.0), program.run()
     allowed = {one.name: one.allowed for one in hasty.judge(found, 0).evidence}

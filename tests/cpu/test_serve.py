@@ -459,6 +459,8 @@ def test_each_size_of_decoding_is_a_row() -> None:
     ]  # fmt: skip
     named = ["--part", "decode", *(word for name in names[1::2] for word in ("--row", name))]
     assert [name for name, _ in bench._chosen(bench._options().parse_args(named))] == names[1::2]
+    with pytest.raises(SystemExit, match="there is no row 'llama' of decoding, but gemma3 decode"):
+        list(bench._chosen(bench._options().parse_args(["--part", "decode", "--row", "llama"])))
 
 
 def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan, VetRegion
 from fuseplan.measure.pool import by_itself
-from fuseplan.measure.vetters import FAILED_S, Ask, Standing
+from fuseplan.measure.vetters import Ask, Standing, may_go_on_s
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
 from fuseplan.tuning.effort import INSTANT, QUICK, Effort
@@ -69,7 +69,7 @@ class Slow(Racing):
             found.append(outcome)
             if job.entry.default and job.entry.plan is not None and job.entry.plan.host == "inductor":
                 busy = [
-                    (end, limit if one.over_s is None else min(limit, self.now + _may(one, outcome)), one)
+                    (end, limit if one.over_s is None else min(limit, self.now + may_go_on_s(one, outcome)), one)
                     for end, limit, one in busy
                 ]
             if on_done is not None:
@@ -97,12 +97,6 @@ def _off() -> Any:
     from fuseplan.judge.output import JudgedOutput
 
     return JudgedOutput("output 0", "mean", 3.0, 2.0, 1.0)
-
-
-def _may(job: VetPlan, done: Outcome) -> float:
-    """How long it may go on once torch.compile's default is done."""
-    assert job.over_s is not None
-    return max(0.0 if done.ok else FAILED_S, job.over_s, job.until_s - done.seconds)
 
 
 def _code(job: VetPlan) -> object:

@@ -111,7 +111,7 @@ class _DynamoTargets(Targets):
         if name == FLEX:
             return torch.ops.higher_order.flex_attention
         if name in OF_NUMBERS:
-            import_module("torch._refs")
+            import_module("torch._refs")  # which torch leaves to who needs it
             return attrgetter(name.removeprefix("torch."))(torch)
         return super().find(name)
 
