@@ -170,7 +170,7 @@ def test_a_step_is_parted_by_kinds_of_groups() -> None:
     carved = {"a": {"time": gain(0.98), "predicted": 0.97}, "b": {"time": gain(0.95), "predicted": 0.9}}
     program = {"profile": profile, "races": {"cudagraph": {"gains": carved}}}
     models = {"small": {"commit": "abc", "programs": [program]}, "failed": {"programs": [{"failed": "no profile"}]}}
-    told = list(gaps.parts({"models": models}, {}, {}))
+    told = list(gaps.parts({"models": models}, {}, {}, {}))
     row = "| small | 1.00 | 37.5% | 5.0% | 50.0%, 80% | 20.0%, 25% | - | 25.0%, 50% | cudagraph 1.053 (1.111) | abc |"
     assert row in told[2]
     assert "failed" not in told[2]
@@ -183,7 +183,7 @@ def test_each_way_has_a_line() -> None:
         "environment": MACHINE,
         "results": {"models": {"small": {"commit": "abc", "programs": [program]}}},
     }
-    told = list(gaps.parts({}, file, {}))
+    told = list(gaps.parts({}, file, {}, {}))
     assert told[2] == "Not measured yet."
     assert "on an Some GPU. Above 1" in told[4]
     assert told[5].splitlines()[2:] == [
@@ -195,6 +195,9 @@ def test_each_way_has_a_line() -> None:
 def test_our_own_kernels_stand_beside_the_library_s() -> None:
     row = {"ours_us": 100.4, "library_us": 200.0, "of the library": 0.5, "times the least": 2.5}
     file = {"commit": "abc", "environment": MACHINE, "results": {"small": {"together": {"forward": row}}}}
-    assert list(gaps.parts({}, {}, file))[-1].splitlines()[2:] == [
-        "| small | forward | 100 | 200 | 2.00 | 2.50 | abc |"
-    ]
+    ratios = {"ours": 1.5, "ours at least": 1.0, "with sums": 1.25, "with sums at least": 0.5}
+    matmuls = {"commit": "def", "environment": MACHINE, "results": {"by rows": {"8": ratios}}}
+    told = list(gaps.parts({}, {}, file, matmuls))
+    assert told[-3].splitlines()[2:] == ["| small | forward | 100 | 200 | 2.00 | 2.50 | abc |"]
+    assert told[-2].count("Some GPU") == 1
+    assert told[-1].splitlines()[2:] == ["| 8 | 1.50 | 1.00 | 1.25 | 0.50 | def |"]
