@@ -90,7 +90,7 @@ def test_the_operator_is_attention(case: str, queries: int) -> None:
     q, _, _, k, v = given(queries)
     mask = masks(queries)[case]
     wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
-    exact = F.scaled_dot_product_attention(*in_double([q, k, v]), wide, enable_gqa=True)
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), wide, enable_gqa=True)
     eager = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
     assert_as_accurate(OPERATOR(q, k, v, mask, None), eager, exact)
 

@@ -125,7 +125,8 @@ def test_where_it_does_not_compile_it_computes_with_a_mask_and_says_so_once(monk
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same(OPERATOR(*arguments, 9, 0, [], None), found)
-    expected = F.scaled_dot_product_attention(*arguments, shown(300, 9), enable_gqa=True)
+    q, k, v = arguments
+    expected = F.scaled_dot_product_attention(q, k, v, shown(300, 9), enable_gqa=True)
     assert_close(found, expected)
 
 
@@ -136,8 +137,7 @@ def test_documents_are_skipped_in_half_precision() -> None:
     assert len(flex._RAN) == before + 1
     mask = Sight(300, None, 0, (100, 200)).mask("cpu")
     with sdpa_kernel(SDPBackend.MATH):
-        eager = F.scaled_dot_product_attention(*arguments, mask)
-        exact = F.scaled_dot_product_attention(*in_double(arguments), mask)
+        eager, exact = (F.scaled_dot_product_attention(q, k, v, mask) for q, k, v in (arguments, in_double(arguments)))
     assert_as_accurate(found, eager, exact)
 
 

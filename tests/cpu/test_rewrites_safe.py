@@ -284,7 +284,7 @@ def test_vmap_keeps_its_meaning(products: None) -> None:
     sites = {site.named: site for site in told(program, q)}
     assert sites["product", 2].preferred == "quotient"
     rewrites = tuple(
-        Rewrite(*named, site.preferred, site.digest) for named, site in sorted(sites.items()) if site.preferred
+        Rewrite(kind, at, site.preferred, site.digest) for (kind, at), site in sorted(sites.items()) if site.preferred
     )
     got, _ = run(program, q, plan=Plan("aten", rewrites))
     assert_close(got, program(q))

@@ -279,7 +279,7 @@ def task_of(name: str, tmp_path: Path, sides: Sequence[str], **more: Any) -> Tas
 def own_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sides of torch.compile without Inductor, which takes minutes for what the benchmark does anyhow, and one layer to trace."""
     real, case = compiled_by, TINY["tiny llama"]
-    monkeypatch.setitem(EVERY, "tiny llama", replace(case, build=partial(case.build, num_hidden_layers=1)))
+    monkeypatch.setitem(EVERY, "tiny llama", replace(case, build=partial(case.build, num_hidden_layers=1)))  # type: ignore[call-arg]
 
     def cheap(side: str, kind: str, given: Any) -> Any:
         found = real(side, kind, given)

@@ -173,7 +173,8 @@ def test_rows_that_a_bias_hides_as_a_whole(low: float) -> None:
     with torch.no_grad():
         for way in KERNELS:
             run, backend = compiled(biased, way)
-            torch.testing.assert_close(run(*qkv(grad=False), bias), biased(*qkv(grad=False), bias), equal_nan=True)
+            given = (*qkv(grad=False), bias)
+            torch.testing.assert_close(run(*given), biased(*given), equal_nan=True)
             assert backend.sites[0].refusal(way) is None
     _, backend = compiled(biased, "flash")
     run, backend = compiled(biased, "flash")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brute import KIND, RandomCosts, random_graph
 from fuseplan.errors import PlanError
 from fuseplan.graph import Alias, Graph, Op, Ref, Value
 from fuseplan.models import Cost
@@ -16,7 +17,6 @@ from fuseplan.solver.coarse import ALL, EPILOGUE, PROLOGUE, RUN, Coarse, Place
 from fuseplan.solver.solve import Solver
 from fuseplan.solver.words import PLAIN
 from fuseplan.study.names import Point, decode, encode, settled, space_of
-from tests.unit.solver.brute import KIND, RandomCosts, random_graph
 
 
 def op(name: str, target: str, *reads: str, view: bool = False) -> Op:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from brute import compare, random_graph
 from fuseplan.graph import Graph
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, is_anchor
@@ -18,8 +19,6 @@ from fuseplan.solver.dag import Frame, Links
 from fuseplan.solver.kbest import Cut, best_of, k_best_cuts, k_best_wholes
 from fuseplan.solver.solve import PRICES, Costs, Solver, SolverLimits
 from fuseplan.solver.words import PLAIN
-from tests.unit.solver import test_kbest
-from tests.unit.solver.brute import random_graph
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def test_few_steps_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_k_best_are_those_of_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kbest, "_FEW", 0)
-    assert sum(test_kbest.compare(seed, 6) for seed in range(200, 240)) > 4
+    assert sum(compare(seed, 6) for seed in range(200, 240)) > 4
 
 
 ROUNDS = (

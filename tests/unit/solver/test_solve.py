@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from brute import KIND, RandomCosts, Run, all_cuts, random_graph
 from fuseplan.graph import Graph, Op, Ref, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, Segmentation, check_segmentation, is_anchor, islands
@@ -16,7 +17,6 @@ from fuseplan.solver.two_clock import Span, two_clock
 from fuseplan.solver.whole import Whole
 from fuseplan.solver.windows import run_order
 from fuseplan.solver.words import PLAIN
-from tests.unit.solver.brute import KIND, RandomCosts, Run, all_cuts, random_graph
 
 INDUCTOR = ("inductor", "default")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from brute import KIND, RandomCosts, random_graph
 from fuseplan.graph import Graph, Op, Ref, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, Segmentation, check_segmentation, flow_of, islands
 from fuseplan.solver.solve import Solver, SolverLimits, k_best
 from fuseplan.solver.words import PLAIN
-from tests.unit.solver.brute import KIND, RandomCosts, random_graph
 
 SMALL = SolverLimits(region_ops=4, window=12, regions=512)
 

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
 
+import pytest
+
 from fuseplan.errors import PlanError
 from fuseplan.graph import Alias, Graph, Op, Ref, TensorType, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, Region, Segmentation, check_segmentation, flow_of
 from fuseplan.solver.dag import Links
+from fuseplan.solver.solve import k_best
 from fuseplan.solver.words import PLAIN
 
 KIND = TensorType("float32", (4, 4), (4, 1))
@@ -148,3 +151,20 @@ def _partitions(ops: list[int]) -> Iterator[list[tuple[int, ...]]]:
             left = [op for op in rest if op not in others]
             for blocks in _partitions(left):
                 yield [(first, *others), *blocks]
+
+
+def compare(seed: int, most: int, digits: int | None = None) -> bool:
+    """Compare with brute force; whether anything was computed again in the best cuts. Costs of few `digits` are often equal."""
+    rng = random.Random(seed)
+    size = rng.randint(2, most)
+    graph, costs = random_graph(seed, size), RandomCosts(seed, digits)
+    price, k = rng.choice([0.0, 0.3, 1.0, 5.0]), rng.choice([1, 5, 40])
+    expected = sorted(
+        sum(cost.device_us + price * cost.host_us for cost in run.values()) for _, run in all_cuts(graph, costs)
+    )
+    found = k_best(graph, range(size), costs, k=k, price=price)
+    for one in found:
+        check_segmentation(graph, Segmentation(one.regions))
+    assert len({tuple(sorted(map(repr, one.regions))) for one in found}) == len(found) == min(k, len(expected))
+    assert [one.device_us + price * one.host_us for one in found] == pytest.approx(expected[: len(found)], abs=1e-4)
+    return any(region.recompute for one in found for region in one.regions)
