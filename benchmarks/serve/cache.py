@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc] # it has types, which are not read
     """The keys and values of one layer, for all slots, at an address that stays."""
 
     is_compileable = True
@@ -23,7 +23,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def __init__(self, like: Tensor, slots: int, length: int, places: Tensor | None) -> None:
         """`like` the keys of one request; `places` say where the next token of each slot goes, None where nothing is added."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         _, heads, _, width = like.shape
         self.keys = torch.zeros(slots, heads, length, width, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)

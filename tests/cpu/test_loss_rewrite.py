@@ -403,7 +403,7 @@ def head(name: str) -> nn.Module:
     if name == "llama":
         return hf.LlamaForCausalLM(hf.LlamaConfig(**small, **tokens, num_key_value_heads=2, intermediate_size=32))
     sizes = {"d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-    config = hf.T5Config(**sizes, vocab_size=COLUMNS, decoder_start_token_id=0, **tokens)  # type: ignore[call-arg]
+    config = hf.T5Config(**sizes, vocab_size=COLUMNS, decoder_start_token_id=0, **tokens)
     return hf.T5ForConditionalGeneration(config).eval()
 
 

@@ -61,7 +61,7 @@ def test_all_sizes_of_a_box_give_what_they_give_without_padding(plan: Plan) -> N
 def test_an_encoder_of_transformers() -> None:
     import transformers
 
-    config = transformers.BertConfig(  # type: ignore[call-arg] # it knows them all, by `**`
+    config = transformers.BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=64, attn_implementation="sdpa",
     )  # fmt: skip
