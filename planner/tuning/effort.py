@@ -227,6 +227,8 @@ STARTING_S = 0.5
 """What a race takes for each plan beside its blocks: the first calls, and one to see how much memory it takes."""
 KEEPING_S = 2.0
 """What is left to do when a race has ended, its last round among it."""
+FOLLOWING_BLOCKS = 12
+"""Blocks of each plan in a race against the same plan under another launch at most: the two are much alike."""
 
 # Many programs
 LEAST_PROGRAM_S = 45.0

@@ -175,6 +175,20 @@ def test_another_effort_judges_defaults_first(trace: Trace, store: Store) -> Non
     assert all(judges for _, judges in judged(pool))
 
 
+def test_what_won_under_cuda_graphs_follows_where_plain_is_faster(trace: Trace, store: Store) -> None:
+    times = {"inductor": 900.0, "eager": 5000.0, "inductor, cudagraph": 1000.0}
+    pool = Racing(times={**times, f"{PROVEN}, cudagraph": 800.0, PROVEN: 700.0})
+    found = tuned(trace, store, pool)
+    assert (found.status, found.launch, found.winner, found.wall_us) == ("tuned", "plain", PROVEN, 700.0)
+
+
+def test_nothing_follows_where_the_launch_makes_no_difference(trace: Trace, store: Store) -> None:
+    times = {"inductor": 1000.0, "eager": 5000.0, "inductor, cudagraph": 1000.0}
+    pool = Racing(times={**times, f"{PROVEN}, cudagraph": 800.0})
+    assert tuned(trace, store, pool).launch == "cudagraph"
+    assert PROVEN not in pool.vetted
+
+
 def test_a_program_without_sites_gets_the_best_launch(plain_trace: Trace, store: Store) -> None:
     found = tuned(plain_trace, store, Racing(times={"inductor": 900.0, "eager": 950.0, "inductor, cudagraph": 300.0}))
     assert (found.status, found.launch, found.plan) == ("default", "cudagraph", Plan("inductor", launch="cudagraph"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.tuning.effort import QUICK, Effort
+from fuseplan.tuning.effort import FOLLOWING_BLOCKS, FULL, QUICK, Effort
 from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.carve import Carver, carving_knowledge
@@ -23,6 +23,7 @@ from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_predi
 from fuseplan.tuning.program.rounds import Proposed
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.program.vet_plans import Rows, differ_in_launch
 
 
 @dataclass
@@ -53,28 +54,30 @@ class Stages:
         look = Look(self.services, self.budget, trace.to_json(), known)
         trains = self.searches[0].problem.trains
         checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us, look=look, apart=trains)
-        worth = [entry for search in self.searches for entry in search.worth_trying()]
-        late = [entry for entry in worth if searches(entry)]  # they would take the time to measure
+        worth = {search.launch: search.worth_trying() for search in self.searches}
+        waiting = self._waiting(worth)
+        every = [entry for entries in worth.values() for entry in entries if entry not in waiting]
+        late = [entry for entry in every if searches(entry)]  # they would take the time to measure
         self.searches[-1].rounds.begin()
-        fit = checks.checked([entry for entry in worth if entry not in late])
-        if not any(entry.default for entry in fit):
-            fit += checks.checked(self.searches[0].eager())
-        fit += self._carved(checks, fit) if trains else []
+        checks.checked([entry for entry in every if entry not in late])
+        able, reasons = self._able(checks, waiting)
+        leading = self._leading(able)
+        if trains:
+            self._carved(checks, leading)
         # What is cut up gives up what Inductor fuses across the cuts: in training that has cost 6 to 10 %.
         cuts = not trains or self.searches[0].knowledge.profile is None
-        here = self.services.environment
-        reasons = {search.launch: why_not(search, fit, checks.rows, here) for search in self.searches}
-        able = [search for search in self.searches if not reasons[search.launch]] or self.searches
         # The last pays nothing for the host, so that it looks first for what is fastest on the device: that serves the others.
         # Who has no time left for a plan of its own need not look for one: in training that takes seconds.
         proposed = {
             search.launch: search.rounds.run() if cuts and checks.has_room else search.rounds.leave()
-            for search in reversed(able)
+            for search in reversed(leading)
         }
-        fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.entries.of(late)])
-        fit += self._carved(checks, fit) if not trains and checks.has_room else []
-        verdict = self._raced(able, checks, proposed, fit)
-        return replace(verdict, detail=verdict.detail or left_out(reasons))
+        self._check_cuts(leading, checks, proposed, [entry for search in leading for entry in search.entries.of(late)])
+        if not trains and checks.has_room:
+            self._carved(checks, leading)
+        verdict, racing = self._judged(able, checks, proposed, checks.fit)
+        tuned = self._settled(able, checks, proposed, racing, verdict)
+        return replace(tuned, detail=tuned.detail or left_out(reasons))
 
     def _of_whole_plans(self, trace: Trace) -> Tuned:
         """The verdict where nothing is cut: the defaults, and what is preferred of rewrites, under CUDA graphs where these suit the
@@ -83,20 +86,43 @@ class Stages:
         # Seconds count here: no default waits for what another leaves in torch's caches, and one that loses is not judged.
         checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, defers=True)
         worth = {search.launch: search.worth_trying() for search in self.searches}
-        several = len(worth) > 1
-        plain = [one for one in worth["plain"] if not one.default and not one.offered] if several else []
-        checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
-        able, reasons = self._able(checks, plain)
+        waiting = self._waiting(worth)
+        checks.checked([entry for entries in worth.values() for entry in entries if entry not in waiting])
+        able, reasons = self._able(checks, waiting)
         verdict, racing = self._judged(able, checks, {}, checks.fit)
         if verdict is not None:
             self.services.expects(planned(verdict.winner))
         if verdict is not None and not checks.is_right(verdict.winner):
             self.services.note(f"{verdict.winner.name} won, and is not right: the others race once more")
             checks.judge_all()
-            able, reasons = self._able(checks, plain)
+            able, reasons = self._able(checks, waiting)
             verdict, racing = self._judged(able, checks, {}, checks.fit)
         tuned = self._settled(able, checks, {}, racing, verdict)
         return replace(tuned, detail=tuned.detail or left_out(reasons))
+
+    @property
+    def _follows(self) -> bool:
+        """Whether one launch leads: what is tried under it follows under others where these may be faster, since a plan that wins under one
+        hardly ever loses under another. Memory is another matter, and `full` tries all.
+        """
+        return len(self.searches) > 1 and self.effort.name != FULL.name and not self.searches[0].objective.spares
+
+    def _leading(self, able: Sequence[LaunchSearch]) -> Sequence[LaunchSearch]:
+        """Those under which plans are tried: of several that are `able` the last, where one leads."""
+        return able[-1:] if self._follows else able
+
+    def _tried(self, able: Sequence[LaunchSearch], rows: Rows) -> list[LaunchSearch]:
+        """Those under which plans were tried that are no default, if there are any."""
+        found = [search for search in able if search.best_rival(rows) is not None]
+        return found if self._follows and found else list(able)
+
+    def _waiting(self, worth: Mapping[str, Sequence[RaceEntry]]) -> list[RaceEntry]:
+        """Of what is `worth` trying under each launch that does not lead, what waits for the race: all but torch's defaults, and what somebody
+        offers.
+        """
+        following = self.searches[:-1] if self._follows else ()
+        entries = [entry for search in following for entry in worth[search.launch] if planned(entry).launch == "plain"]
+        return [one for one in entries if not one.offered and (not one.default or planned(one).host == "aten")]
 
     def _able(self, checks: TimedChecks, plain: Sequence[RaceEntry]) -> tuple[Sequence[LaunchSearch], dict[str, str]]:
         """The searches whose launch suits the program, as far as its defaults have shown it, or all; and why others are left out, in whose
@@ -112,12 +138,12 @@ class Stages:
             return self._able(checks, ())
         return able or self.searches, reasons
 
-    def _carved(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> list[RaceEntry]:
-        """Of the plans with carve-outs from what torch.compile makes of the program, those that are right."""
+    def _carved(self, checks: TimedChecks, leading: Sequence[LaunchSearch]) -> None:
+        """Check plans with carve-outs from what torch.compile makes of the program."""
         assert checks.look is not None
-        looked = checks.look.now(fit, checks.rows)
+        looked = checks.look.now(checks.fit, checks.rows)
         if looked is None:
-            return []
+            return
         self.searches[-1].rounds.wait()
         knowledge = carving_knowledge(
             self.searches[0].knowledge, looked.profile, self.effort, self.services.environment.device
@@ -126,27 +152,29 @@ class Stages:
         if not carver.is_worth_it:
             share = carver.closable_us / looked.profile.device_us
             self.services.note(f"nothing is carved out: what others could do better is {share:.1%} of a step at most")
-            return []
+            return
         carver.measure(Measuring(self.services, self.budget, knowledge))
-        return checks.checked([one for search in self.searches for one in search.carved(carver, looked.plan)])
+        for search in self.searches:
+            search.knowledge.carves(carver.knowledge)
+        checks.checked([one for search in leading for one in search.carved(carver, looked.plan)])
 
-    def _fit_cuts(
+    def _check_cuts(
         self,
-        able: Sequence[LaunchSearch],
+        leading: Sequence[LaunchSearch],
         checks: TimedChecks,
         proposed: Mapping[str, Proposed],
         late: Sequence[RaceEntry],
-    ) -> list[RaceEntry]:
-        """The candidates that are right, of those that were cut and of the named plans that were to come `late`."""
-        worth = {search.launch: search.differing(proposed[search.launch]) for search in able}
+    ) -> None:
+        """Check the candidates that were cut, and the named plans that were to come `late`."""
+        worth = {search.launch: search.differing(proposed[search.launch]) for search in leading}
         races = shared_out(worth, {launch: one.races for launch, one in proposed.items()})
-        cut = [entry for search in able for entry in search.cuts(races[search.launch], worth[search.launch])]
+        cut = [entry for search in leading for entry in search.cuts(races[search.launch], worth[search.launch])]
         if not cut and not any(one.races for one in proposed.values()):
             self.services.note("no cut is tried, on the same layers all were far behind")
-        if len(able) > 1:
+        if len(leading) > 1:
             cut.sort(key=lambda entry: math.inf if entry.predicted_us is None else entry.predicted_us)
-        fit = checks.checked([*cut, *late])
-        for search in able:  # a plan that is nearly the one that failed may not fail
+        checks.checked([*cut, *late])
+        for search in leading:  # a plan that is nearly the one that failed may not fail
             failed = [
                 one
                 for one in search.entries.of(cut)
@@ -154,19 +182,7 @@ class Stages:
             ]
             if failed:
                 others = search.cuts(len(failed), proposed[search.launch].candidates)
-                fit += checks.checked([one for one in others if one.name not in checks.rows])
-        return fit
-
-    def _raced(
-        self,
-        able: Sequence[LaunchSearch],
-        checks: TimedChecks,
-        proposed: Mapping[str, Proposed],
-        fit: Sequence[RaceEntry],
-    ) -> Tuned:
-        """The verdict on those that are `fit`, as it is kept."""
-        verdict, racing = self._judged(able, checks, proposed, fit)
-        return self._settled(able, checks, proposed, racing, verdict)
+                checks.checked([one for one in others if one.name not in checks.rows])
 
     def _judged(
         self,
@@ -187,8 +203,11 @@ class Stages:
         objective = self.searches[0].objective
         verdict = race(self.services, checks.trace, racing, rows, most, self.budget, objective)
         if verdict is not None:
+            first = verdict
             verdict, joined = self._joined(able, checks, decided(verdict, objective, racing), most)
             verdict = decided(verdict, objective, [*racing, *joined])
+            verdict, followed = self._followed(able, checks, first, verdict, most)
+            racing += followed
         return verdict, racing
 
     def _settled(
@@ -211,8 +230,10 @@ class Stages:
             return keep_failure(services, first.problem.program, why, entries, first.entries.own_rows(rows))
         best = [candidate.plan for one in proposed.values() for candidate in one.candidates[:1]]
         keep_regions(services, first.knowledge, [*(planned(entry) for entry in racing), *best])
-        alone = len(self.searches) == 1
-        kept = self._kept(first, verdict) if alone else keep_launches(services, self.searches, able, verdict)
+        if len(self.searches) == 1:
+            kept = self._kept(first, verdict)
+        else:
+            kept = keep_launches(services, self.searches, able, self._tried(able, rows), verdict)
         if self.effort.profiles:
             self._profile_default(checks, racing)
         return kept
@@ -238,6 +259,40 @@ class Stages:
         if objective.least != "time":
             return verdict, []
         fit = checks.checked(winning.joined(verdict.result))
+        return self._raced_again(able, checks, verdict, fit, most)
+
+    def _followed(
+        self, able: Sequence[LaunchSearch], checks: TimedChecks, first: Verdict, verdict: Verdict, most: int
+    ) -> tuple[Verdict, list[RaceEntry]]:
+        """The verdict, where the best plan of the launch that leads has raced under each other launch that may be faster, by the `first` race
+        of all defaults; and these plans.
+        """
+        own = able[-1].best_rival(verdict.rows) if self._follows else None
+        if own is None:
+            return verdict, []
+        fit = checks.checked([
+            one for search in able[:-1] if self._may_win(search, able[-1], first)
+            for one in search.following(own) if one.name not in checks.rows
+        ])  # fmt: skip
+        return self._raced_again(able, checks, verdict, fit, min(most, FOLLOWING_BLOCKS), follows=True)
+
+    def _may_win(self, search: LaunchSearch, leading: LaunchSearch, first: Verdict) -> bool:
+        """Whether plans may be faster under a launch than under the one that leads: the same default is no slower there. Where seconds count,
+        it has to be faster.
+        """
+        defaults, others = ([one for one in its.entries.raced if one.default] for its in (search, leading))
+        pairs = [(one, other) for one in defaults for other in others if differ_in_launch(planned(one), planned(other))]
+        found = next((how for pair in pairs if (how := first.compared(*pair)) != "unknown"), "unknown")
+        return found in (("faster", "same") if self.effort.cuts else ("faster",))
+
+    def _raced_again(
+        self, able: Sequence[LaunchSearch], checks: TimedChecks, verdict: Verdict, fit: Sequence[RaceEntry], most: int,
+        *, follows: bool = False,
+    ) -> tuple[Verdict, list[RaceEntry]]:  # fmt: skip
+        """The verdict, where what is `fit` has raced against the best of each launch and its default; and what of it raced. What `follows` may
+        be the best of its launch, though it wins nothing.
+        """
+        objective = self.searches[0].objective
         ways = {search.launch: search.entries.raced for search in able}
         best = [decided(found, objective, own) for own in ways.values() if (found := among(verdict, own)) is not None]
         racing = {entry.name: entry for found in best for entry in (found.best_default, found.winner)}
@@ -246,10 +301,10 @@ class Stages:
         if not fit:
             return verdict, []
         rows = dict(checks.rows)
-        entries = [*racing.values(), *fit]
+        entries = [entry for search in able for entry in search.entries.of([*racing.values(), *fit])]
         again = race(self.services, checks.trace, entries, rows, most, self.budget, objective)
         again = again and decided(again, objective, entries)
-        if again is None or again.winner not in fit:
+        if again is None or not (again.winner in fit or (follows and again.winner == verdict.winner)):
             checks.hear({entry.name: rows[entry.name] for entry in fit})
             return verdict, fit
         checks.hear(rows)

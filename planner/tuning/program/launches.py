@@ -91,16 +91,20 @@ def shared_out(worth: Mapping[str, Sequence[Candidate]], races: Mapping[str, int
 
 
 def keep_launches(
-    services: Services, searches: Sequence[LaunchSearch], able: Sequence[LaunchSearch], verdict: Verdict
+    services: Services,
+    searches: Sequence[LaunchSearch],
+    able: Sequence[LaunchSearch],
+    tried: Sequence[LaunchSearch],
+    verdict: Verdict,
 ) -> Tuned:
-    """Write down the fastest plan of all launches; and that of each other that was in the race for long enough, if a look-up that
-    may take either takes the fastest all the same. Return the verdict for people.
+    """Write down the fastest plan of all launches; and that of each other of which more was `tried` than defaults, and that was in the race
+    for long enough, if a look-up that may take either takes the fastest all the same. Return the verdict for people.
     """
     rows, entries = verdict.rows, [entry for search in searches for entry in search.entries.raced]
     winning = next(search for search in able if verdict.winner.name in search.entries)
     best = _plan_of(services, winning, searches, verdict)
     assert best is not None  # since it won
-    for search in able:
+    for search in tried:
         other = None if search is winning else _plan_of(services, search, searches, verdict)
         if other is not None and faster_launch([best, other]) is best:
             store(services, search.problem.program, other, search.entries.own, search.entries.own_rows(rows))

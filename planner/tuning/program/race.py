@@ -10,7 +10,7 @@ from fuseplan.log import logger
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans
 from fuseplan.measure.race import Lane, RaceResult
-from fuseplan.noise import NOISY, faster, slower
+from fuseplan.noise import NOISY, Comparison, compared, faster, slower
 from fuseplan.objective import TIME, Objective
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
@@ -32,6 +32,11 @@ class Verdict:
     def tuned(self) -> bool:
         """Whether a plan that nobody had before won beyond the noise."""
         return not self.winner.default
+
+    def compared(self, entry: RaceEntry, other: RaceEntry) -> Comparison:
+        """How an entry compares with another; unknown where one of them was not in the race."""
+        times = _times(self.result)
+        return compared(times.get(entry.name), times.get(other.name), self.result.noise)
 
 
 def race(

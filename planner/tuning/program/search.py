@@ -135,8 +135,21 @@ class LaunchSearch:
 
     def carved(self, carver: Carver, host: Plan) -> list[RaceEntry]:
         """Plans of Inductor as the host, with what others do better carved out."""
-        self.knowledge.carves(carver.knowledge)
         return self.entries.enter(carver.entries(replace(host, launch=self.launch)))
+
+    def best_rival(self, rows: Mapping[str, OutcomeRow]) -> RaceEntry | None:
+        """The fastest of what has raced and is no default, by its own name."""
+        timed = [
+            (row.wall_us, name) for name, entry in self.entries
+            if not entry.default and (row := rows.get(name)) is not None and row.status == "ok" and row.wall_us is not None
+        ]  # fmt: skip
+        return self.entries.own_of(min(timed)[1]) if timed else None
+
+    def following(self, other: RaceEntry) -> list[RaceEntry]:
+        """What has the plan of an entry of another launch, by its own name, under this one."""
+        plan = replace(planned(other), launch=self.launch)
+        known = [one for one in self.entries.raced if planned(one).identity == plan.identity]
+        return known or self.entries.enter([replace(other, plan=plan, predicted_us=None)])
 
     def joined(self, result: RaceResult) -> list[RaceEntry]:
         """What the alternatives make together that were faster than what is preferred, where these are several decisions."""
