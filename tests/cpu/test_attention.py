@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -365,6 +367,25 @@ def test_inductor_carries_whole_attention_forward_and_backward() -> None:
     with torch.no_grad():
         _, codes = run_and_get_code(compiled(unequal, "inductor", attention="as-is"), *arguments)
     assert "fuseplan.sdpa" not in "\n".join(codes)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_who_asks_for_math_has_it_in_the_backward_too(*, within: bool) -> None:
+    """Of a row that a large negative number hides as a whole, fused kernels have other gradients."""
+    mask = torch.zeros(6, 6)
+    mask[1] = -1e30
+
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH) if within else nullcontext():
+            return attend(q, k, v, attn_mask=mask) * 2
+
+    def step(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        arguments = heads(grad=True)
+        with sdpa_kernel(SDPBackend.MATH):
+            out = call(*arguments)
+        return out, *torch.autograd.grad(out.sin().sum(), arguments)
+
+    assert_close(step(compiled(program, "aten")), step(program))
 
 
 def all_or_nothing(*hidden: int) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fuseplan
 from fuseplan.backend import programs_of
@@ -192,6 +193,18 @@ def test_a_plan_that_does_not_fit_is_quarantined_and_the_default_runs(
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert "failed here" in run().why
+
+
+def test_a_plan_stays_where_it_does_not_fit_what_attention_is_kept_from(own_database: Path) -> None:
+    """Its graphs may be others for that alone, and fit elsewhere."""
+    first = run(plan="aten")
+    plan = stored(first.key, Plan("aten", carve_outs=(CarveOuts("inference", "12" * 32, Segmentation()),)))
+    store = keep(own_database, plan)
+    with sdpa_kernel(SDPBackend.MATH), pytest.warns(UserWarning, match="flash and cudnn and efficient is switched off"):
+        program = run()
+    assert program.plan == Plan.named("eager")
+    assert "the plan was made for inference graph 121212121212" in program.why
+    assert store.plans()[0].status != "quarantined"
 
 
 def test_a_backward_that_does_not_fit_runs_without_the_plan(own_database: Path) -> None:

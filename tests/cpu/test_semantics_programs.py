@@ -331,6 +331,22 @@ def test_function_transforms_inside_a_program(plan: str) -> None:
     check(program, lambda: (_sample(8), _sample(4, 8)), plan)
 
 
+@BOTH
+def test_what_is_kept_whole_is_differentiated_inside_a_program(plan: str) -> None:
+    def normed(x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (8,), weight).sin().sum()
+
+    def attending(q: Tensor, k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k).sin().sum()
+
+    def program(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        per_sample = torch.vmap(torch.func.grad(normed), in_dims=(0, None))(x, weight)
+        summed = torch.func.grad(lambda w: torch.vmap(normed, in_dims=(0, None))(x, w).sum())(weight)
+        return per_sample, summed, torch.func.grad(attending)(x, x * 2), torch.func.grad(normed)(x[0], weight)
+
+    check(program, lambda: (_sample(3, 4, 8), _sample(8)), plan)
+
+
 class _Tagged(nn.Parameter):
     """A parameter of a class of its own, as libraries use to mark parameters."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch._C._functorch import TransformType
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention import SDPBackend
@@ -25,6 +26,7 @@ LIBRARY = torch.library.Library("fuseplan", "DEF")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _RMS_NORM = torch.ops.aten.rms_norm.default
+_GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 _lock = threading.RLock()
 
 LIBRARY.define(
@@ -188,6 +190,19 @@ def _sdpa_choice(query: Tensor, *rest: Any, **options: Any) -> int:
     return choice._op_dk(key, query, *rest, **options)  # type: ignore[no-any-return]
 
 
+def _math_is_asked_for() -> bool:
+    """Whether fused kernels are switched off, as within `sdpa_kernel(SDPBackend.MATH)`: what is kept whole chooses once more when it runs,
+    maybe after that context, as a backward does.
+    """
+    return not (torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled())
+
+
+def _is_differentiated_by_functorch() -> bool:
+    """Whether a transformation of `torch.func` works out gradients here: of an operator of ours it knows none."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(one.key() in _GRADIENTS for one in stack)
+
+
 def _one_batch(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool) -> bool:
     """Whether the result has the query's batch. Eager broadcasts like a matmul, which the operator does not describe."""
     batch = query.shape[:-2]
@@ -214,13 +229,14 @@ def _keep_attention(
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
     # dropout draws random numbers, which only the decomposed form does in eager's order
     whole = dropout_p == 0.0 and query.is_floating_point() and _one_batch(query, key, value, attn_mask, enable_gqa)
+    whole = whole and not (_math_is_asked_for() or _is_differentiated_by_functorch())
     if whole and _sdpa_choice(*arguments, **options) == SDPBackend.MATH.value:
         return torch.ops.fuseplan.sdpa(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     return _SDPA._op_dk(_COMPOSITE, *arguments, **options)
 
 
 def _keep_rms_norm(input: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
-    if not input.is_floating_point():
+    if not input.is_floating_point() or _is_differentiated_by_functorch():
         return _RMS_NORM._op_dk(_COMPOSITE, input, shape, weight, eps)
     return torch.ops.fuseplan.rms_norm(input, shape, weight, eps)
 

@@ -121,9 +121,20 @@ def cast(value: Any) -> Any:
         return value.to(torch.get_autocast_dtype(value.device.type))
 
 
+def switched_off() -> tuple[str, ...]:
+    """The kernels that may not run in this process as it is set now.
+
+    >>> with sdpa_kernel(BACKENDS["math"]):
+    ...     switched_off()
+    ('flash', 'cudnn', 'efficient')
+    """
+    return tuple(name for name, enabled in ENABLED.items() if not enabled())
+
+
 def switched_on(result: Node) -> tuple[str, ...]:
     """The kernels that may run at a node: the program, or who calls it, may have switched some off."""
-    on = tuple(name for name, enabled in ENABLED.items() if enabled())
+    off = switched_off()
+    on = tuple(name for name in ENABLED if name not in off)
     for node in result.graph.nodes:
         if node is result:
             break
