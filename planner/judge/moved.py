@@ -7,7 +7,7 @@ operator of low precision widens what depends on it, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.flex_call import let_through
 from fuseplan.judge.memory import is_float
+from fuseplan.judge.reordered import REORDERED
 from fuseplan.judge.rounding import Noise
 
 aten = torch.ops.aten
@@ -88,7 +89,7 @@ class MovedRun(TorchDispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.reordered:
             return func(*args, **kwargs)
-        other = _REORDERED.get(func)
+        other = REORDERED.get(func)
         result = func(*args, **kwargs) if other is None else other(func, args, kwargs)
         if func in _APPROXIMATE and isinstance(result, Tensor) and result.dtype in (torch.float32, torch.float64):
             return torch.where(_finite(result), self.noise(result, torch.finfo(result.dtype).eps), result)
@@ -231,50 +232,3 @@ def _of_tensor_cores(args: Sequence[Any]) -> bool:
     """Whether a GPU computes this in TF32, where it may."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     return bool(tensors) and tensors[0].is_cuda and tensors[0].dtype is torch.float32
-
-
-# another order of summation: what is summed over is turned round, on both sides
-
-
-def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    left, right = args[0].flip(-1), args[1].flip(-2)
-    return func(left, right, *args[2:], **kwargs)
-
-
-def _sum_of_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    left, right = args[1].flip(-1), args[2].flip(-2)
-    return func(args[0], left, right, *args[3:], **kwargs)
-
-
-def _total(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    every = list(range(args[0].dim()))
-    dims = args[1] if len(args) > 1 and args[1] else every
-    dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
-    return func(args[0].flip(dims), *args[1:], **kwargs) if every else func(*args, **kwargs)
-
-
-def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    value, weight, groups = args[0], args[1], args[8]
-    if groups == 1 and not args[6]:
-        value, weight = value.flip(1), weight.flip(1)
-    return func(value, weight, *args[2:], **kwargs)
-
-
-def _convolution_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The gradients of weight and bias add up over the batch."""
-    found = func(args[0].flip(0), args[1].flip(0), *args[2:], **kwargs)
-    return (None if found[0] is None else found[0].flip(0), *found[1:])
-
-
-_REORDERED: Mapping[Any, Callable[..., Any]] = {
-    aten.mm.default: _product,
-    aten.bmm.default: _product,
-    aten.addmm.default: _sum_of_product,
-    aten.baddbmm.default: _sum_of_product,
-    aten.sum.default: _total,
-    aten.sum.dim_IntList: _total,
-    aten.mean.default: _total,
-    aten.mean.dim: _total,
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
-}

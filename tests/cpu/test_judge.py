@@ -247,6 +247,18 @@ def test_eager_and_torch_compile_are_right() -> None:
                 assert len(judged.evidence) == 1 + 6 + 1  # the loss, the gradients, and the input as it is afterwards
 
 
+def test_gradients_of_a_mean_over_many_rows_are_right_as_a_loop_adds_them_up() -> None:
+    class Pooled(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + self.last(F.gelu(self.norm(self.first(x))))).mean(1)
+
+    program = loaded(Pooled(), torch.randn(8, 96, 32))
+    expectation = expect(program)
+    compiled = torch.compile(program.module)
+    for seed in (0, 1):
+        assert expectation.judge(program.run(compiled, seed), seed, "any").problem is None
+
+
 def test_a_gradient_that_is_scaled_a_little_is_wrong() -> None:
     program = loaded(Small(), torch.randn(16, 32))
     expectation, found = expect(program), program.run()

@@ -100,6 +100,47 @@ def test_gradients_of_convolutions_add_up_otherwise() -> None:
     assert not torch.equal(other[1], right[1])
 
 
+def test_terms_that_are_alike_are_added_up_one_after_the_other() -> None:
+    """So compilers add up rows on a CPU. Each step rounds the same way, which eager's sum of sums does not show, in whatever order."""
+    rows = (torch.randn(8, 1, 48) / 196).expand(8, 196, 48).flatten(0, 1)
+    loop = torch.zeros(48)
+    for row in rows:
+        loop += row
+    exact = rows.double().sum(0)
+
+    def off(found: Tensor) -> float:
+        return float((found - exact).abs().mean())
+
+    with MovedRun([], 0, reordered=True):
+        moved = rows.sum(0)
+    assert off(moved) == pytest.approx(off(loop), rel=0.1)
+    assert off(loop) > 5 * off(rows.sum(0))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch", "batch, as it is kept", "group"])
+def test_gradients_of_norms_add_up_otherwise(norm: str) -> None:
+    image = torch.randn(6, 8, 9, 9, requires_grad=True)
+    weight, bias = torch.randn(8, requires_grad=True), torch.randn(8, requires_grad=True)
+
+    def normed() -> Tensor:
+        if norm == "layer":
+            return F.layer_norm(image.movedim(1, -1), (8,), weight, bias)
+        if norm == "group":
+            return F.group_norm(image, 4, weight, bias)
+        return F.batch_norm(image, torch.zeros(8), torch.full((8,), 2.0), weight, bias, training=norm == "batch")
+
+    def gradients() -> Sequence[Tensor]:
+        return torch.autograd.grad(normed().square().sum(), (image, weight, bias))
+
+    right = gradients()
+    with MovedRun([], 0, reordered=True):
+        other = gradients()
+    for mine, theirs in zip(other, right, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(other[1], right[1])
+    assert not torch.equal(other[2], right[2])
+
+
 def test_functions_that_no_two_libraries_round_alike_are_moved_in_the_last_place() -> None:
     """Of `1 + tanh(x)` that is a lot, where it is nearly nothing."""
     x = torch.linspace(-8, -6, 4096)

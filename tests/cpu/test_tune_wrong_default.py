@@ -15,7 +15,7 @@ from fuseplan.measure.jobs import FindFault, Outcome, OutcomeRow, VetPlan
 from fuseplan.tune import Tuner
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.combine import Settings
-from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.program.result import Tuned, verdict_line
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
@@ -89,6 +89,7 @@ def test_what_nobody_could_tell_is_wrong(chain: Trace, store: Store, near: bool)
     assert "no time" in bad.detail
     assert [job.near for job in pool.heard if isinstance(job, FindFault)] == [near]
     assert found.status in ("default", "tuned")
+    assert "torch.compile did not race, whose results are wrong here" in verdict_line(found)
 
 
 def test_eager_stands_in_where_no_default_of_a_launch_is_right(chain: Trace, store: Store) -> None:

@@ -107,7 +107,21 @@ def verdict_line(tuned: Tuned) -> str:
         against = f" of {tuned.winner if tuned.objective.spares else of}: nothing that was tried {better}"
     else:
         against = f" against {best:,.1f} µs of {of}, {best / tuned.wall_us:.2f} times as fast"
-    return f"{name}, {tuned.wall_us:,.1f} µs{against}{_memory(tuned)}{detail}{_too_busy(tuned.noise)}"
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}{_memory(tuned)}{detail}{_too_busy(tuned.noise)}{_left_out(tuned)}"
+
+
+def _left_out(tuned: Tuned) -> str:
+    """What is said where torch.compile itself did not race.
+
+    >>> wrong = Raced("inductor, cudagraph", default=True, status="wrong", detail="output 0 is off")
+    >>> print(_left_out(Tuned("ab12", "f", "plain", "default", timed=(wrong,))))
+    . torch.compile did not race, whose results are wrong here (output 0 is off): fuseplan explain ab12
+    """
+    names = ("inductor", of_launch("inductor", "cudagraph"))
+    found = next((one for one in tuned.timed if one.default and one.name in names and one.status == "wrong"), None)
+    if found is None:
+        return ""
+    return f". torch.compile did not race, whose results are wrong here ({found.detail}): fuseplan explain {tuned.program[:12]}"
 
 
 def _too_busy(noise: float | None) -> str:
