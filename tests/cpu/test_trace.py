@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -81,6 +82,15 @@ def _nested_autocast(x: Tensor, w: Tensor) -> Tensor:
             return y + z + y.exp()
 
 
+def _chosen_kernels(q: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        by_math = F.scaled_dot_product_attention(q, q, q)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+            either = F.scaled_dot_product_attention(q, q, by_math)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]), torch.no_grad():
+        return F.scaled_dot_product_attention(q, q, either) + either
+
+
 def _after_a_break(x: Tensor, w: Tensor) -> Tensor:
     hidden = x @ w
     torch._dynamo.graph_break()
@@ -105,6 +115,7 @@ def _shared() -> tuple[Tensor, Tensor]:
 Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 CASES: dict[str, Case] = {
     "autocast_blocks": (_nested_autocast, lambda: (matrix(grad=True), matrix())),
+    "chosen_kernels": (_chosen_kernels, lambda: (matrix(2, 3, 4, 8, grad=True),)),
     "input_that_is_no_leaf": (_after_a_break, lambda: (matrix(grad=True), matrix(grad=True))),
     "shared_memory": (_writes_shared_memory, _shared),
     "written_parameter": (_writes_a_parameter, lambda: (nn.Parameter(matrix(4)), matrix(4))),
@@ -297,6 +308,14 @@ def test_in_double_is_the_same_program_of_the_same_values() -> None:
     assert_as_accurate(eager, eager, exact)
     assert trace.in_double().key != trace.key
     assert trace.in_double().in_double() == trace.in_double()
+
+
+def test_in_double_attention_runs_by_math() -> None:
+    (trace,) = traces_of(_chosen_kernels, matrix(2, 3, 4, 8))
+    assert {node["args"][0] for node in trace.fields["nodes"] if "_backend_from_string" in node["target"]} > {"MATH"}
+    exact = trace.in_double()
+    assert {node["args"][0] for node in exact.fields["nodes"] if "_backend_from_string" in node["target"]} == {"MATH"}
+    assert_as_accurate(load_trace(trace).run(), load_trace(trace).run(), load_trace(exact).run())
 
 
 def test_values_in_double_are_those_that_the_narrow_dtype_can_hold() -> None:

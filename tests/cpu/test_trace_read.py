@@ -83,6 +83,7 @@ def test_what_cannot_be_written_is_named() -> None:
 
 
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
+_ATTENTION = "torch.nn.attention"
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,15 @@ def test_garbage_is_refused_in_one_line(small: Any, path: list[Any], value: Any,
             {"op": "function", "target": "torch.amp.autocast_mode._enter_autocast", "args": [{"ref": 0}]},
             "arguments that are none of it",
         ),
+        (
+            {"op": "function", "target": f"{_ATTENTION}._backend_from_string", "args": ["__class__"]},
+            "that there is not",
+        ),
+        (
+            {"op": "function", "target": f"{_ATTENTION}._sdpa_kernel", "args": [["MATH"], False]},
+            "arguments that are none",
+        ),
+        ({"op": "function", "target": f"{_ATTENTION}._sdpa_kernel", "args": [[], False]}, "never exits a block"),
     ],
 )
 def test_a_trace_calls_nothing_but_functions_of_tensors(small: Any, node: Any, complaint: str) -> None:

@@ -23,6 +23,7 @@ _CASTS = {
     "float32": {"half": "float", "bfloat16": "float"},
 }
 _ENTER_AUTOCAST = "torch.amp.autocast_mode._enter_autocast"
+_KERNEL = "torch.nn.attention._backend_from_string"
 
 
 def identity(fields: Mapping[str, Any]) -> str:
@@ -32,7 +33,7 @@ def identity(fields: Mapping[str, Any]) -> str:
 
 
 def widened(fields: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Everything in "float64", or in "float32" at least, autocast off; inputs keep the values that their own precision holds."""
+    """Everything in "float64", or in "float32" at least, autocast off, attention by math; inputs keep the values that their own precision holds."""
     known, casts = _WIDER[precision], _CASTS[precision]
 
     def widen(tag: str, content: Any) -> tuple[str, Any]:
@@ -51,6 +52,8 @@ def widened(fields: Mapping[str, Any], precision: str) -> dict[str, Any]:
             return {**node, "target": casts[node["target"]]}
         if node["target"] == _ENTER_AUTOCAST:
             return {**node, "args": [*node["args"][:2], False, *node["args"][3:]]}
+        if node["target"] == _KERNEL:  # others take no such precision
+            return {**node, "args": ["MATH"]}
         return dict(node)
 
     default = known.get(fields["modes"]["default"], fields["modes"]["default"])

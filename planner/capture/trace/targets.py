@@ -35,6 +35,7 @@ _PLACES: Mapping[str, tuple[str, ...] | None] = {
     **dict.fromkeys(f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special")),
     "torch._C": ("_set_grad_enabled", "_log_api_usage_once"),
     "torch.amp.autocast_mode": ("_enter_autocast", "_exit_autocast"),
+    "torch.nn.attention": ("_backend_from_string", "_sdpa_kernel"),
     "torch._functorch.predispatch": (
         "lazy_load_decompositions",
         "_add_batch_dim",
