@@ -175,4 +175,12 @@ def _is_at_home(function: Any) -> bool:
 
 
 def _own_name(target: Any) -> str:
-    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__name__)}"
+    """How its module calls it.
+
+    >>> _own_name(torch._C._functorch._grad_increment_nesting)  # of a binding, whose class says how it was made
+    'torch._C._functorch._grad_increment_nesting'
+    """
+    name = getattr(target, "__qualname__", type(target).__name__)
+    if name.startswith("pybind11_"):
+        name = name.rpartition(".")[2]
+    return f"{getattr(target, '__module__', '?')}.{name}"
