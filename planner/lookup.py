@@ -21,6 +21,7 @@ from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.objective import Objective
 from fuseplan.options import AT_ONCE, Options
 from fuseplan.plan import Plan
+from fuseplan.rewrites.attention.calls import has_attention
 from fuseplan.rewrites.attention.device import switched_off
 from fuseplan.rewrites.kinds import unpromised, usable_kinds
 from fuseplan.rewrites.sites import Sites
@@ -160,10 +161,11 @@ class Lookup:
         return replace(choice, plan=plan, why=f"{choice.why}; not as it was tuned: {why}")
 
     def quarantine(self, stored: StoredPlan, error: FuseplanError) -> str:
-        """Note in the database that a plan does not fit, so that it is not used again, and warn of it. Returns why. Where kernels of attention
-        are switched off here, its graphs may be others for that alone, and it stays.
+        """Note in the database that a plan does not fit, so that it is not used again, and warn of it. Returns why. Where the program has
+        attention, of which fused kernels are switched off here, its graphs may be others for that alone, and it stays.
         """
-        if off := switched_off():
+        off = [kernel for kernel in switched_off() if kernel in ("flash", "efficient")]
+        if off and has_attention(self.gm):
             why = f"plan {stored.key[:12]} does not fit where attention by {' and '.join(off)} is switched off: {error}"
             count("plans held back")
             _say_once(f"{why}. What torch.compile does is done instead")

@@ -15,8 +15,8 @@ from torch import Tensor
 aten = torch.ops.aten
 LANES = 8
 """So many sums a processor adds up beside each other, where terms lie beside each other in memory."""
-AT_ONCE = 2**22
-"""Terms that are looked at together: each takes some 50 bytes meanwhile."""
+IN_ONE = 2**14
+"""So many terms one loop adds up at most: Inductor begins another one after 4,096, each by so many threads."""
 
 
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -34,7 +34,7 @@ def _total(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     every = list(range(given.dim()))
     dims = args[1] if len(args) > 1 and args[1] else every
     dims = [dim % max(1, given.dim()) for dim in (dims if isinstance(dims, (list, tuple)) else [dims])]
-    if not every or not given.numel():
+    if not every:
         return func(*args, **kwargs)
     if not _loops(given) or kwargs.get("dtype") is not None:
         return func(given.flip(dims), *args[1:], **kwargs)
@@ -46,11 +46,11 @@ def _total(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _loops(given: Tensor) -> bool:
     """Whether compilers add up such numbers one after the other: on a GPU many threads do so, each with a few."""
-    return given.device.type == "cpu" and given.dtype is torch.float32
+    return given.device.type == "cpu" and given.dtype is torch.float32 and given.numel() > 0
 
 
 def as_in_a_loop(given: Tensor, dims: Sequence[int]) -> Tensor:
-    """The sum over `dims`, by what a loop in float32 rounds off at each step; where terms lie beside each other, several loops.
+    """The sum over `dims`, one term after the other; where terms lie beside each other in memory, or are many, in several loops.
 
     >>> terms = torch.full((4096, 2), 0.1)
     >>> looped = torch.zeros(2)
@@ -62,25 +62,15 @@ def as_in_a_loop(given: Tensor, dims: Sequence[int]) -> Tensor:
     kept = [dim for dim in range(given.dim()) if dim not in dims]
     nearest = min(range(given.dim()), key=lambda dim: (given.stride(dim), -dim))
     terms = given.permute(*dims, *kept).flatten(0, len(dims) - 1).flatten(1) if kept else given.reshape(-1, 1)
-    count, columns = terms.shape
-    if nearest in dims:
-        steps = -(-count // LANES)
-        filled = terms.new_zeros(steps * LANES, columns)
-        filled[:count] = terms
-        terms, count = filled.view(steps, LANES * columns), steps
-    width = max(1, AT_ONCE // max(1, count))
-    sums = torch.cat([_looped(part) for part in terms.split(width, 1)] or [terms.new_zeros(0)])
-    sums = sums.view(-1, columns).sum(0) if nearest in dims else sums
-    return sums.view([given.shape[dim] for dim in kept])
-
-
-def _looped(terms: Tensor) -> Tensor:
-    """The sum of the rows, one after the other. What a step rounds off depends on the sum before it through its size alone."""
-    exact = terms.double().cumsum(0)
-    before = torch.cat([torch.zeros_like(terms[:1]), exact[:-1].float()])
-    rounded = (before + terms).double() - (before.double() + terms.double())
-    total = exact[-1] + rounded.sum(0)
-    return torch.where(total.isfinite(), total, exact[-1]).float()
+    loops = LANES if nearest in dims else 1
+    loops *= -(-len(terms) // (loops * IN_ONE))
+    steps = -(-len(terms) // loops)
+    if loops * steps > len(terms):
+        terms = torch.cat([terms, terms.new_zeros(loops * steps - len(terms), terms.shape[1])])
+    sums = terms.new_zeros(loops, terms.shape[1])
+    for row in terms.reshape(loops, steps, -1).unbind(1):
+        sums += row
+    return sums.sum(0).view([given.shape[dim] for dim in kept])
 
 
 def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -101,28 +91,36 @@ def _convolution_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _layer_norm_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     grad, given, shape, mean, scale = args[:5]
-    rows = list(range(given.dim() - len(shape)))
-    return _affine(func(*args, **kwargs), grad, (given - mean) * scale, rows)
+    found = func(*args, **kwargs)
+    if not _loops(grad):
+        return found
+    return _affine(found, grad, (given - mean) * scale, list(range(given.dim() - len(shape))))
 
 
 def _batch_norm_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     grad, given, running, saved, (trains, eps) = args[0], args[1], args[3:5], args[5:7], args[7:9]
+    found = func(*args, **kwargs)
+    if not _loops(grad):
+        return found
     mean, scale = saved if trains else (running[0], (running[1] + eps).rsqrt())
     dims = [dim for dim in range(given.dim()) if dim != 1]
     by_channel = [-1 if dim == 1 else 1 for dim in range(given.dim())]
-    return _affine(func(*args, **kwargs), grad, (given - mean.view(by_channel)) * scale.view(by_channel), dims)
+    return _affine(found, grad, (given - mean.view(by_channel)) * scale.view(by_channel), dims)
 
 
 def _group_norm_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     grad, given, mean, scale, count, channels, groups = (*args[:4], args[5], args[6], args[8])
+    found = func(*args, **kwargs)
+    if not _loops(grad):
+        return found
     mean, scale = (one.view(count, groups, 1, 1) for one in (mean, scale))
     normed = (given.reshape(count, groups, channels // groups, -1) - mean) * scale
-    return _affine(func(*args, **kwargs), grad.reshape(count, channels, -1), normed.view(count, channels, -1), [0, 2])
+    return _affine(found, grad.reshape(count, channels, -1), normed.view(count, channels, -1), [0, 2])
 
 
 def _affine(found: Any, grad: Tensor, normed: Tensor, dims: Sequence[int]) -> Any:
     """The gradients of a norm, those of its weight and bias added up in a loop."""
-    if not _loops(grad) or not grad.numel() or not dims:
+    if not dims:
         return found
     weight = None if found[1] is None else as_in_a_loop(grad * normed, dims)
     bias = None if found[2] is None else as_in_a_loop(grad, dims)

@@ -259,6 +259,30 @@ def test_gradients_of_a_mean_over_many_rows_are_right_as_a_loop_adds_them_up() -
         assert expectation.judge(program.run(compiled, seed), seed, "any").problem is None
 
 
+def test_a_gradient_of_very_many_rows_that_is_scaled_a_little_is_wrong() -> None:
+    """No compiler adds up more than some thousands in one loop."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + self.bias).mean(0)
+
+    program = loaded(Mean(), torch.randn(200_000, 4))
+    expectation, found = expect(program), program.run()
+    name = next(name for name in found if name.startswith("gradient"))
+    assert expectation.judge({**found, name: found[name] * 1.0005}, 0).problem is not None
+    assert expectation.judge(program.run(torch.compile(program.module)), 0, "any").problem is None
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 4), nn.LayerNorm(9), nn.Linear(9, 3)])
+def test_gradients_of_an_empty_batch_are_expected(layer: nn.Module) -> None:
+    program = loaded(layer, torch.randn(0, 4, 9, 9))
+    assert expect(program).judge(program.run(), 0).problem is None
+
+
 def test_a_gradient_that_is_scaled_a_little_is_wrong() -> None:
     program = loaded(Small(), torch.randn(16, 32))
     expectation, found = expect(program), program.run()

@@ -15,7 +15,7 @@ from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import GONE, JudgeKept, Outcome, OutcomeRow, RacePlans, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
-from fuseplan.tuning.effort import FULL, QUICK, Effort
+from fuseplan.tuning.effort import FULL, INSTANT, QUICK, Effort
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.result import Tuned, verdict_line
 from fuseplan.tuning.progress import Silent
@@ -204,6 +204,31 @@ def test_the_best_plan_follows_under_a_launch_that_is_faster(trace: Trace, store
     assert (found.launch, found.status, found.wall_us) == ("plain", "tuned", 700.0)
     assert stored(trace, store).wall_us == 700.0
     assert sum(name.startswith("cut ") and not name.endswith(", cudagraph") for name in pool.vetted) == 1
+
+
+def test_where_nothing_tells_the_launches_apart_the_best_plan_follows(trace: Trace, store: Store) -> None:
+    """The only default that both have is wrong under one of them."""
+    pool = Racing(times={"eager": 1000.0}, cuts={"plain": 400.0, "cudagraph": 700.0}, bad={"inductor": "crashed"})
+    found = tuned(trace, store, pool)
+    assert (found.launch, found.wall_us) == ("plain", 400.0)
+
+
+@pytest.mark.parametrize("effort", [QUICK, INSTANT])
+def test_plans_are_tried_plain_where_none_runs_under_cuda_graphs(store: Store, effort: Effort) -> None:
+    with torch.no_grad():
+        (trace,) = traces_of(Attending().eval(), torch.randn(2, 32, 64), name="attending")
+
+    class OnlyDefault(Racing):
+        def _vetted(self, name: str) -> Outcome:
+            if name.endswith(", cudagraph") and name != "inductor, cudagraph":
+                return Outcome("error", "planted", rows=(OutcomeRow(name, "error", "planted"),))
+            return super()._vetted(name)
+
+    times = {"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 990.0}
+    names = ("attention proven", "attention proven, written-attention proven", "written-attention proven")
+    pool = OnlyDefault(times={**times, **{f"inductor, {name}": 500.0 for name in names}}, cuts={"plain": 1500.0})
+    found = tuned(trace, store, pool, effort=effort)
+    assert (found.launch, found.status, found.wall_us) == ("plain", "tuned", 500.0), pool.vetted
 
 
 def test_each_by_itself_is_what_both_still_means(trace: Trace, store: Store) -> None:

@@ -18,7 +18,7 @@ from torch._C import DispatchKey
 from torch._C._functorch import TransformType
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 # Inductor's cache knows these operators by name alone: one that lies otherwise in memory than before needs a new name.
@@ -27,6 +27,9 @@ _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _RMS_NORM = torch.ops.aten.rms_norm.default
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
+_KERNELS = [
+    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH,
+]  # fmt: skip
 _lock = threading.RLock()
 
 LIBRARY.define(
@@ -190,11 +193,14 @@ def _sdpa_choice(query: Tensor, *rest: Any, **options: Any) -> int:
     return choice._op_dk(key, query, *rest, **options)  # type: ignore[no-any-return]
 
 
-def _math_is_asked_for() -> bool:
-    """Whether fused kernels are switched off, as within `sdpa_kernel(SDPBackend.MATH)`: what is kept whole chooses once more when it runs,
-    maybe after that context, as a backward does.
+def _is_math_asked_for(*given: Any, **options: Any) -> bool:
+    """Whether a fused kernel would run, were none switched off, as all are within `sdpa_kernel(SDPBackend.MATH)`: what is kept whole chooses
+    once more when it runs, maybe after that context, as a backward does.
     """
-    return not (torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled())
+    if torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled():
+        return False
+    with sdpa_kernel(_KERNELS):
+        return _sdpa_choice(*given, **options) != SDPBackend.MATH.value
 
 
 def _is_differentiated_by_functorch() -> bool:
@@ -229,8 +235,9 @@ def _keep_attention(
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
     # dropout draws random numbers, which only the decomposed form does in eager's order
     whole = dropout_p == 0.0 and query.is_floating_point() and _one_batch(query, key, value, attn_mask, enable_gqa)
-    whole = whole and not (_math_is_asked_for() or _is_differentiated_by_functorch())
-    if whole and _sdpa_choice(*arguments, **options) == SDPBackend.MATH.value:
+    whole = whole and not _is_differentiated_by_functorch()
+    whole = whole and _sdpa_choice(*arguments, **options) == SDPBackend.MATH.value
+    if whole and not _is_math_asked_for(*arguments, **options):
         return torch.ops.fuseplan.sdpa(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     return _SDPA._op_dk(_COMPOSITE, *arguments, **options)
 

@@ -33,6 +33,19 @@ _TARGETS = frozenset(
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
 
+def has_attention(gm: GraphModule) -> bool:
+    """Whether a program calls attention, in any part of it.
+
+    >>> def backend(gm, example_inputs):
+    ...     print(has_attention(gm))
+    ...     return gm.forward
+    >>> _ = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x), backend=backend)(torch.ones(2, 3, 4))
+    True
+    """
+    graphs = [part.graph for part in gm.modules() if isinstance(part, GraphModule)]
+    return any(node.op == "call_function" and node.target in _TARGETS for graph in graphs for node in graph.nodes)
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionCall(AttentionSite):
     """One call of scaled_dot_product_attention, by its number in its Dynamo graph."""

@@ -75,6 +75,7 @@ class Stages:
         self._check_cuts(leading, checks, proposed, [entry for search in leading for entry in search.entries.of(late)])
         if not trains and checks.has_room:
             self._carved(checks, leading)
+        self._check_waiting(able, checks, waiting)
         verdict, racing = self._judged(able, checks, proposed, checks.fit)
         tuned = self._settled(able, checks, proposed, racing, verdict)
         return replace(tuned, detail=tuned.detail or left_out(reasons))
@@ -89,16 +90,24 @@ class Stages:
         waiting = self._waiting(worth)
         checks.checked([entry for entries in worth.values() for entry in entries if entry not in waiting])
         able, reasons = self._able(checks, waiting)
+        self._check_waiting(able, checks, waiting)
         verdict, racing = self._judged(able, checks, {}, checks.fit)
         if verdict is not None:
             self.services.expects(planned(verdict.winner))
-        if verdict is not None and not checks.is_right(verdict.winner):
-            self.services.note(f"{verdict.winner.name} won, and is not right: the others race once more")
+        if verdict is not None and (wrong := self._taken_for_right(checks, verdict)):
+            self.services.note(f"{wrong} was taken for right, and is not: the others race once more")
             checks.judge_all()
             able, reasons = self._able(checks, waiting)
             verdict, racing = self._judged(able, checks, {}, checks.fit)
         tuned = self._settled(able, checks, {}, racing, verdict)
         return replace(tuned, detail=tuned.detail or left_out(reasons))
+
+    def _taken_for_right(self, checks: TimedChecks, verdict: Verdict) -> str:
+        """Which of a verdict's plans is wrong after all, if one is: the winner is judged now where that was put off."""
+        checks.is_right(verdict.winner)
+        return next(
+            (one.name for one in (verdict.winner, verdict.best_default) if checks.rows[one.name].status != "ok"), ""
+        )
 
     @property
     def _follows(self) -> bool:
@@ -112,9 +121,11 @@ class Stages:
         return able[-1:] if self._follows else able
 
     def _tried(self, able: Sequence[LaunchSearch], rows: Rows) -> list[LaunchSearch]:
-        """Those under which plans were tried that are no default, if there are any."""
+        """Those under which plans that are no default were tried; where none has a time, those under which nothing waits."""
+        if not self._follows:
+            return list(able)
         found = [search for search in able if search.best_rival(rows) is not None]
-        return found if self._follows and found else list(able)
+        return found or [search for search in able if all(one.name in rows for one in search.entries.raced)]
 
     def _waiting(self, worth: Mapping[str, Sequence[RaceEntry]]) -> list[RaceEntry]:
         """Of what is `worth` trying under each launch that does not lead, what waits for the race: all but torch's defaults, and what somebody
@@ -123,6 +134,15 @@ class Stages:
         following = self.searches[:-1] if self._follows else ()
         entries = [entry for search in following for entry in worth[search.launch] if planned(entry).launch == "plain"]
         return [one for one in entries if not one.offered and (not one.default or planned(one).host == "aten")]
+
+    def _check_waiting(self, able: Sequence[LaunchSearch], checks: TimedChecks, waiting: Sequence[RaceEntry]) -> None:
+        """Check what waits where nothing that was tried is right under the launch that leads: there is nothing to follow then.
+        What hangs there is not tried again.
+        """
+        rivals = [one.name for one in able[-1].entries.raced if not one.default]
+        found = {checks.rows[name].status for name in rivals if name in checks.rows}
+        if len(able) > 1 and found and not found & {"ok", "timeout"}:
+            checks.checked([one for one in waiting if one.name not in checks.rows])
 
     def _able(self, checks: TimedChecks, plain: Sequence[RaceEntry]) -> tuple[Sequence[LaunchSearch], dict[str, str]]:
         """The searches whose launch suits the program, as far as its defaults have shown it, or all; and why others are left out, in whose
@@ -267,7 +287,7 @@ class Stages:
         """The verdict, where the best plan of the launch that leads has raced under each other launch that may be faster, by the `first` race
         of all defaults; and these plans.
         """
-        own = able[-1].best_rival(verdict.rows) if self._follows else None
+        own = self._best_of(able[-1], verdict) if self._follows else None
         if own is None:
             return verdict, []
         fit = checks.checked([
@@ -276,14 +296,23 @@ class Stages:
         ])  # fmt: skip
         return self._raced_again(able, checks, verdict, fit, min(most, FOLLOWING_BLOCKS), follows=True)
 
+    def _best_of(self, leading: LaunchSearch, verdict: Verdict) -> RaceEntry | None:
+        """What has won of a launch, by its own name; where that is a default, or nothing was in the race for long enough, the fastest of the
+        rest.
+        """
+        found = among(verdict, leading.entries.raced)
+        if found is not None and not found.winner.default:
+            return leading.entries.own_of(found.winner.name)
+        return leading.best_rival(verdict.rows)
+
     def _may_win(self, search: LaunchSearch, leading: LaunchSearch, first: Verdict) -> bool:
-        """Whether plans may be faster under a launch than under the one that leads: the same default is no slower there. Where seconds count,
-        it has to be faster.
+        """Whether plans may be faster under a launch than under the one that leads: the same default is no slower there, as far as is
+        known. Where seconds count, it has to be faster.
         """
         defaults, others = ([one for one in its.entries.raced if one.default] for its in (search, leading))
         pairs = [(one, other) for one in defaults for other in others if differ_in_launch(planned(one), planned(other))]
         found = next((how for pair in pairs if (how := first.compared(*pair)) != "unknown"), "unknown")
-        return found in (("faster", "same") if self.effort.cuts else ("faster",))
+        return found != "slower" if self.effort.cuts else found == "faster"
 
     def _raced_again(
         self, able: Sequence[LaunchSearch], checks: TimedChecks, verdict: Verdict, fit: Sequence[RaceEntry], most: int,

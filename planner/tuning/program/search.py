@@ -100,9 +100,10 @@ class LaunchSearch:
         """The candidates after what is offered from elsewhere; what is offered and a candidate too keeps its name."""
         offered = offered_entries(self.services, self.problem, self.budget.effort, self.settings.kinds)
         own = {planned(one).identity: one for one in (*known, *candidates)}
-        first = [own.get(planned(one).identity, one) for one in offered]
+        first = [replace(own.get(planned(one).identity, one), offered=True) for one in offered]
         first = [one for one in first if not one.default]
-        return [*first, *(one for one in candidates if one not in first)]
+        there = {planned(one).identity for one in first}
+        return [*first, *(one for one in candidates if planned(one).identity not in there)]
 
     @cached_property
     def named(self) -> list[RaceEntry]:
