@@ -48,6 +48,29 @@ def test_a_size_stays_where_the_program_s_own_python_has_held_it() -> None:
         load_trace(trace).module(matrix(40, 4))
 
 
+def _under_a_mask(x: Tensor, mask: Tensor) -> Tensor:
+    """As BERT does with its mask, of whose length no operator tells: it is asked for in Python, and only rows of either are summed."""
+    if x.shape[1] != mask.shape[1]:
+        raise ValueError("the mask is of another length")
+    return x.sum(1) + mask.sum()
+
+
+@pytest.mark.parametrize("marked", [((0, 1), (0, 1)), ((1,), (1,)), ((1,), (0, 1))])
+def test_sizes_that_python_alone_compares_are_one_when_the_program_is_rebuilt(
+    marked: tuple[tuple[int, ...], ...],
+) -> None:
+    x, mask = matrix(5, 6), matrix(3, 6)
+    for tensor, dims in zip((x, mask), marked, strict=True):
+        for dim in dims:
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    (trace,) = traces_of(_under_a_mask, x, mask)
+    shapes = [item["shape"] for item in trace.fields["inputs"] if "shape" in item]
+    assert shapes[0][-1] == shapes[1][-1]
+    assert_round_trips(trace)
+    with pytest.raises(GraphError, match="the sizes 6 and 7 are to be one"):
+        load_trace(trace).module(x, matrix(3, 7))
+
+
 def _sizes(x: Tensor, n: int) -> Tensor:
     return x.reshape(-1, n) + x.shape[0] * n
 

@@ -157,6 +157,8 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
             graph.call_function(callable, (values[i],))
             continue
         values[i] = _size(graph, values, source)
+    for one, other in tensors.sizes_in_common():
+        graph.call_function(_keep_equal, (_size(graph, values, one), _size(graph, values, other)))
     for symbol in fields["symbols"]:
         place, alone = tensors.place_of(symbol["name"]), tensors.number_of(symbol["name"])
         if symbol["low"] <= (_UNBOUNDED if place is None else LEAST_SIZE) and symbol["high"] is None:
@@ -179,6 +181,12 @@ def _keep_within(size: int, low: int, high: int | None) -> None:
     """Have Dynamo hold a size where the program did: its own Python may have asked for more than its operators do."""
     if size < low or (high is not None and size > high):
         raise GraphError(f"the size {size} is outside of {low} to {'any' if high is None else high}")
+
+
+def _keep_equal(size: int, other: int) -> None:
+    """Have Dynamo take two sizes for one where the program did, in whose Python alone they may have been compared."""
+    if size != other:
+        raise GraphError(f"the sizes {size} and {other} are to be one")
 
 
 def _plain(output: Any) -> Any:

@@ -72,6 +72,14 @@ class Tensors:
                 return i, item["shape"].index(size)
         return None
 
+    def sizes_in_common(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Each dimension of an input that varies as one of an input before it does, that one first."""
+        first: dict[str, tuple[int, int]] = {}
+        for number, item in enumerate(self._items):
+            for dim, size in enumerate(item["shape"] if item["kind"] != "size" else ()):
+                if isinstance(size, str) and first.setdefault(size, (number, dim)) != (number, dim):
+                    yield first[size], (number, dim)
+
     def number_of(self, size: str) -> int | None:
         """The first input that is this size itself."""
         own = (i for i, item in enumerate(self._items) if item["kind"] == "size" and item["size"] == size)
