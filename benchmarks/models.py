@@ -60,6 +60,7 @@ def options(benchmark: str, doc: str | None, names: Sequence[str] | None) -> arg
     given.add_argument(
         "--again", action="store_true", help="race anew what --folder has, and try again what failed there"
     )
+    given.add_argument("--budget-s", type=float, help="what tuning one program may take; as the effort has it, without")
     given.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of fuseplan, measured too")
     return given
 
@@ -79,7 +80,7 @@ def measured(rows: Rows, chosen: argparse.Namespace, usual_sides: Sequence[str],
     against = str(chosen.against.absolute()) if chosen.against else None
     return measure_models(
         rows, chosen, "one_model", print_rows, settle=settled, finished=finished, sides=sides, more=chosen.more, against=against,
-        **more,
+        budget_s=chosen.budget_s, **more,
     )  # fmt: skip
 
 

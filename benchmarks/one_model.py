@@ -98,6 +98,8 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
     """Tune, compile and race; False where what is left is for another process."""
     given = task.arguments
     report.put(commit=commit(), gpu=_gpu(), effort=given["effort"])
+    if given.get("budget_s") is not None:
+        report.put(budget_s=given["budget_s"])
     case = case_of(task.name)
     launches = {TUNED[side] for side in given["sides"] if side in TUNED}
     known_tuning = report.fields.get("tuning", {})

@@ -96,13 +96,17 @@ def contest(
     return Contest({name: rows[name] for name in steps}, result, noisy)
 
 
-def rounds_of(names: Sequence[str], clock: Clock, same: str, rounds: int, more_s: float) -> tuple[RaceResult, str]:
-    """A race of so many rounds, and of more while its noise is too large and time is left; why it still is, if it is."""
+def rounds_of(
+    names: Sequence[str], clock: Clock, same: str, rounds: int, more_s: float, hopeless: float = math.inf
+) -> tuple[RaceResult, str]:
+    """A race of so many rounds, and of more while its noise is too large and time is left; why it still is, if it is. Who is so many times
+    as slow as another has two.
+    """
     kept = Remembered(clock)
     begun: float | None = None
     while True:
         kept.next = 0
-        result = race(names, kept, incumbent=same, rule=Rule(most=rounds, least=rounds, hopeless=math.inf))
+        result = race(names, kept, incumbent=same, rule=Rule(most=rounds, least=rounds, hopeless=hopeless))
         if result.noise <= QUIET:
             return result, ""
         begun = kept.spent() if begun is None else begun

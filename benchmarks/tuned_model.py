@@ -78,8 +78,9 @@ def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
         log, workers = LogProgress(report.at), partial(own_workers, on_stage=heard)
         # each program gets what the effort grants it, as it does where a user asks for nothing else
         found = tune(
-            traces, effort=given["effort"], launch=asked(launch).get("launch"), db=db, progress=log, workers=workers
-        )
+            traces, effort=given["effort"], launch=asked(launch).get("launch"), db=db, progress=log, workers=workers,
+            budget=None if (each_s := given.get("budget_s")) is None else each_s * len(traces),
+        )  # fmt: skip
         kept.add(found, launch)
 
     traces = traced(name, case, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,5 +72,12 @@ def compared(race: RaceResult, sides: Sequence[str], rows: Mapping[str, Mapping[
     times = {side: lane.wall_us for side in able if (lane := race.lane(side).medians) is not None}
     best = min((side for side in OTHERS if side in times), key=times.__getitem__, default="")
     found: dict[str, Any] = {"noise": race.noise, "noise_of": race.incumbent, "rounds": race.rounds, "best_other": best}
-    gains = {side: {"ratio": paired(race, best, side), "verdict": race.compared(side, best)} for side in able if best}
+    gains = {side: {"ratio": paired(race, best, side), "verdict": _verdict(race, side, best)} for side in able if best}
     return {**found, "gains": gains}
+
+
+def _verdict(race: RaceResult, side: str, best: str) -> str:
+    """How a side compares; of one that was dropped as hopeless its two passes tell that much."""
+    if race.lane(side).dropped is not None:
+        return "slower" if min(race.differences(side, best)) > math.log1p(race.noise) else "unknown"
+    return race.compared(side, best)

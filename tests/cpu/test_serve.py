@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -29,10 +30,12 @@ from benchmarks.serve.loop import STEPS, DecodeLoop
 from benchmarks.serve.models import CASES, EVERY, TINY, ServedCase
 from benchmarks.serve.requests import Request, at_rate
 from benchmarks.serve.servers import EncoderServer, SlotServer, server_of
-from benchmarks.serve.sides import AFTER, BEFORE, DYNAMIC, EAGER, SIDES, Compiled, compiled_by
+from benchmarks.serve.sides import AFTER, BEFORE, DYNAMIC, EAGER, SIDES, STATIC, Compiled, compared, compiled_by
+from benchmarks.timing import rounds_of
 from checks import served as page
 from fuseplan.judge.output import WIDER
 from fuseplan.measure.environment import environment
+from fuseplan.measure.race import Sample
 from fuseplan.plan import Plan
 from fuseplan.recording.book import Recording
 from fuseplan.stats import count
@@ -479,6 +482,32 @@ def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_page_says_what_was_not_measured() -> None:
     assert list(page.parts([])) == ["Nothing was measured yet."]
+
+
+class _Clock:
+    """Each side's passes take what they take."""
+
+    def __init__(self, **times_us: float) -> None:
+        self.times_us = times_us
+        self.passes: Counter[str] = Counter()
+
+    def block(self, name: str) -> Sample:
+        self.passes[name] += 1
+        return Sample(0.0, 0.0, self.times_us[name] * (1 + 1e-4 * self.passes[name]), 1.0)
+
+
+def test_a_side_without_hope_has_two_passes() -> None:
+    clock = _Clock(**{EAGER: 90.0, DYNAMIC: 70.0, STATIC: 50.0, AFTER: 40.0})
+    sides = list(clock.times_us)
+    result, _ = rounds_of(sides, clock, STATIC, 7, 0.0, mix.HOPELESS)
+    assert clock.passes == {EAGER: 2, DYNAMIC: 2, STATIC: 14, AFTER: 7}
+    found = compared(result, sides, {side: {} for side in sides})
+    assert {side: one["verdict"] for side, one in found["gains"].items()} == {
+        EAGER: "slower",
+        DYNAMIC: "slower",
+        STATIC: "same",
+        AFTER: "faster",
+    }
 
 
 def test_steps_tell_their_kind() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,13 +17,14 @@ from fuseplan.measure.jobs import GONE, JudgeKept, Outcome, OutcomeRow, RacePlan
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
 from fuseplan.tuning.effort import FULL, INSTANT, QUICK, Effort
+from fuseplan.tuning.program import profile
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.result import Tuned, verdict_line
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import EITHER, query_of, traces_of
 from fuseplan.tuning_db import Hit, Miss, Places, Stale, Store, StoredPlan
 from fuseplan.tuning_db.resume import failures
-from replaying import ReplayingPool
+from replaying import ProfilingPool, ReplayingPool
 from stored import HERE as GPU
 
 PLAIN, CUDAGRAPH = Plan("inductor"), Plan("inductor", launch="cudagraph")
@@ -61,6 +63,16 @@ class Racing(ReplayingPool):
     @property
     def judged_late(self) -> list[str]:
         return [job.entry.name for job in self.jobs if isinstance(job, JudgeKept)]
+
+
+class Noting(Silent):
+    """Keeps what people would be told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def layer() -> nn.Module:
@@ -321,6 +333,32 @@ def test_an_interrupted_run_goes_on_without_measuring_again(trace: Trace, store:
     assert interrupted.measured
     assert not set(interrupted.measured) & set(rest.measured)
     assert (found.plan, found.wall_us) == (expected.plan, expected.wall_us)
+
+
+@dataclass
+class SeeingRacing(Racing, ProfilingPool):
+    """One that tells where the time goes as well."""
+
+
+@pytest.mark.parametrize(
+    ("launch", "kernel_us", "tries"), [(EITHER, 0.5, False), (EITHER, 50.0, True), ("plain", 0.5, True)]
+)
+def test_no_cut_is_tried_where_all_are_predicted_far_behind_what_is_not_cut(
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch, launch: str, kernel_us: float, tries: bool
+) -> None:
+    """By what its kernels take, which is what a CUDA graph takes; a program that is plain may wait for its host."""
+    monkeypatch.setattr(profile, "FULL", QUICK)  # as on a GPU
+    watch = Noting()
+    pool = SeeingRacing(times={"inductor": 1000.0, "inductor, cudagraph": 500.0}, kernel_us=kernel_us)
+    (found,) = Tuner(store, pool, "cpu", QUICK, Settings(), watch).tune(trace, (launch,))
+    assert found.status in ("tuned", "default", "proven"), found.detail
+    assert any(name.startswith("cut ") for name in pool.vetted) is tries
+    assert bool(pool.measured) is tries
+    told = [note for note in watch.notes if "no cut is tried" in note]
+    assert len(told) == (0 if tries else 1)
+    assert tries or re.search(
+        r"no cut is tried: the best is predicted to take [\d,]+ µs, and what is not cut takes \d µs", told[0]
+    )
 
 
 def test_forward_and_backward_race_under_both(store: Store) -> None:

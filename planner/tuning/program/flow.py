@@ -69,7 +69,9 @@ class Stages:
         # The last pays nothing for the host, so that it looks first for what is fastest on the device: that serves the others.
         # Who has no time left for a plan of its own need not look for one: in training that takes seconds.
         proposed = {
-            search.launch: search.rounds.run() if cuts and checks.has_room else search.rounds.leave()
+            search.launch: search.rounds.run(self._uncut_us(search, checks))
+            if cuts and checks.has_room
+            else search.rounds.leave()
             for search in reversed(leading)
         }
         self._check_cuts(leading, checks, proposed, [entry for search in leading for entry in search.entries.of(late)])
@@ -158,6 +160,15 @@ class Stages:
             return self._able(checks, ())
         return able or self.searches, reasons
 
+    def _uncut_us(self, search: LaunchSearch, checks: TimedChecks) -> float:
+        """What a step takes under the best of what is not cut, where that is known before a race: what its kernels take, if nothing waits
+        for the host.
+        """
+        assert checks.look is not None
+        captured = search.launch != "plain" and not search.problem.trains and self.effort.name != FULL.name
+        looked = checks.look.now(checks.fit, checks.rows) if captured else None
+        return math.inf if looked is None else looked.profile.device_us
+
     def _carved(self, checks: TimedChecks, leading: Sequence[LaunchSearch]) -> None:
         """Check plans with carve-outs from what torch.compile makes of the program."""
         assert checks.look is not None
@@ -189,7 +200,7 @@ class Stages:
         worth = {search.launch: search.differing(proposed[search.launch]) for search in leading}
         races = shared_out(worth, {launch: one.races for launch, one in proposed.items()})
         cut = [entry for search in leading for entry in search.cuts(races[search.launch], worth[search.launch])]
-        if not cut and not any(one.races for one in proposed.values()):
+        if not cut and not any(one.races or one.behind for one in proposed.values()):
             self.services.note("no cut is tried, on the same layers all were far behind")
         if len(leading) > 1:
             cut.sort(key=lambda entry: math.inf if entry.predicted_us is None else entry.predicted_us)

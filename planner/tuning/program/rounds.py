@@ -22,6 +22,8 @@ from fuseplan.tuning.program.services import Services
 
 AT_ONCE = 8
 """Regions that are measured before the budget is looked at again."""
+UNCUT_AHEAD = 1.05
+"""Where what is not cut is so many times as fast as the best cut is predicted to be, none is tried."""
 REFITS = 2
 """Into so many rounds each is cut where the model learns from the rows of one what to measure in the next."""
 
@@ -35,6 +37,8 @@ class Proposed:
     """How many of them are worth a race; of layers that others have raced, as many as those needed."""
     recalled: bool = False
     """Whether runs on other programs had left nothing to find out: no round was needed."""
+    behind: bool = False
+    """Whether none is worth a race, since what is not cut is faster by far."""
 
 
 class Rounds:
@@ -49,6 +53,8 @@ class Rounds:
         self.measuring = Measuring(services, budget, knowledge)
         self.picker = Picker(knowledge) if picks else None
         self._recalling: Background[list[Candidate]] | None = None
+        self._uncut_us = math.inf
+        self._behind = False
 
     @cached_property
     def layers(self) -> Layers:
@@ -79,12 +85,18 @@ class Rounds:
         self.proposer.leave()
         return Proposed((), self.effort.plans)
 
-    def run(self) -> Proposed:
-        """The best plans after as many rounds of measuring as the effort allows."""
+    def run(self, uncut_us: float = math.inf) -> Proposed:
+        """The best plans after as many rounds of measuring as the effort allows; none where cuts are predicted far behind what is not cut,
+        of which the best takes `uncut_us`.
+        """
         if not self.knowledge.problem.graphs:
             return Proposed((), self.effort.plans)
+        self._uncut_us = uncut_us
         known = self._of_known_layers() if self._recalling is None else self._recalling.result()
-        found = self._with_coarser(known or self._by_rounds(), 0 if known else self.effort.coarse)
+        found = known or self._by_rounds()
+        if self._behind:
+            return Proposed((), 0, behind=True)
+        found = self._with_coarser(found, 0 if known else self.effort.coarse)
         needed, races = self.layers.cuts, self.effort.plans
         nothing_left = self.knowledge.searched and not self.knowledge.had_work and self.layers.known
         if needed is not None and (known or nothing_left):
@@ -95,6 +107,8 @@ class Rounds:
         for _ in range(self.effort.rounds * (1 if self.picker is None else REFITS)):
             if not self._round():
                 break
+        if self._behind:
+            return []
         if not self.effort.rounds:
             self._recall_all()
         return self.proposer.candidates()
@@ -104,6 +118,9 @@ class Rounds:
         solutions = self.proposer.solved()
         if solutions:
             self._tell_best(solutions[0].total_us)
+            self._behind = self._is_behind(solutions[0].total_us)
+        if self._behind:
+            return False
         wanted = self._wanted(solutions)
         self.knowledge.note_work(bool(wanted))
         self.knowledge.note_ended(False)
@@ -115,6 +132,15 @@ class Rounds:
                 self.knowledge.audited(self.picker.audit())
         self.knowledge.note_ended(not wanted)
         return bool(wanted)
+
+    def _is_behind(self, us: float) -> bool:
+        """Whether the best cut, as it is predicted, comes so far behind what is not cut that measuring its regions is not worth it."""
+        if us <= self._uncut_us * UNCUT_AHEAD:
+            return False
+        self.services.note(
+            f"no cut is tried: the best is predicted to take {us:,.0f} µs, and what is not cut takes {self._uncut_us:,.0f} µs"
+        )
+        return True
 
     def _wanted(self, solutions: Sequence[WholeSolution]) -> Wanted:
         """What is measured in this round: what is worth it; by a model that does not know its doubts, the weightiest."""
