@@ -62,6 +62,8 @@ class SizedCall:
     outputs: tuple[SizedOutput, ...]
     elements: int
     """Of all inputs that are filled up."""
+    ends: Tensor | None
+    """The sizes by which something is taken from their ends, if anything is."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,8 @@ class PaddedCalls:
             count("calls of a padded plan in another thread than its CUDA graph")
             return self._unpadded.run(sizes, args)
         self.tally.calls[sizes] += 1
+        if call.ends is not None:
+            args = (*args, call.ends)
         given = [args[place] for place in self._given]
         buffers = self._buffers(args)
         buffers.fill(call, [args[place] for _, place in self._filled])
@@ -207,7 +211,10 @@ class PaddedCalls:
         else:
             call = self._sized(sizes, named)
             self.tally.elements[sizes] = call.elements
-        self._calls[sizes] = call
+        if not (
+            self._program.ends and self._is_captured()
+        ):  # its numbers are there once that graph runs, and for it alone
+            self._calls[sizes] = call
         return call
 
     def _sized(self, sizes: Sizes, named: Mapping[str, int]) -> SizedCall:
@@ -221,7 +228,20 @@ class PaddedCalls:
             as_at_edge = not cuts and (one.is_view or stride == tuple(at(self._at_edge, one.stride)))
             return SizedOutput(one.place, number, cuts, shape, stride, as_at_edge, one.is_view)
 
-        return SizedCall(sizes, shapes, tuple(map(sized, self._program.outputs)), sum(map(prod, shapes)))
+        ends = self._program.ends
+        elements = sum(map(prod, shapes)) - len(ends)
+        return SizedCall(sizes, shapes, tuple(map(sized, self._program.outputs)), elements, self._ends(named))
+
+    def _ends(self, named: Mapping[str, int]) -> Tensor | None:
+        """The sizes as a tensor, where the program is given them as one: written number by number, as may be done within a capture."""
+        if not self._program.ends:
+            return None
+        edge = self._program.filled[-1].edge
+        with torch.inference_mode(False), torch.no_grad():
+            found = torch.empty(edge.shape, dtype=edge.dtype, device=edge.device)
+            for i, name in enumerate(self._program.ends):
+                found[i].fill_(named[name])
+        return found
 
     def _is_captured(self) -> bool:
         """Whether this call is part of a CUDA graph that its caller captures."""

@@ -59,6 +59,16 @@ def right(compiled: Any, model: nn.Module, size: int) -> None:
         assert got.stride() == want.stride()
 
 
+class Decoder(Encoder):
+    """Each place sees those before it, and what the last ones give is asked for."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (one.unflatten(-1, (4, 16)).transpose(1, 2) for one in self.qkv(self.table(ids)).chunk(3, -1))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        hidden = found.transpose(1, 2).flatten(2) * mask[..., None]
+        return k * 2, self.out(hidden[:, -2:, :])
+
+
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One word for each CUDA graph that is recorded."""
@@ -180,3 +190,26 @@ def test_a_mean_over_all_places_is_wrong() -> None:
     torch._dynamo.reset()
     (row,) = answer(VetPlan(trace.to_json(), RaceEntry("padded", PLAN)), Workplace(Setup("cuda"), Unheard())).rows
     assert row.status == "wrong"
+
+
+def test_what_is_taken_from_the_end_is_that_of_the_call_under_one_graph(recordings: list[str]) -> None:
+    model = Decoder().cuda().eval()
+    compiled = fuseplan.compile(model, plan=PLAN)
+    for size in (100, 128, 65, 127, 70, 128, 66, 100):
+        right(compiled, model, size)
+    assert recordings == ["recorded"]
+
+
+def test_within_a_capture_a_size_that_is_new_has_its_own_end() -> None:
+    model = Decoder().cuda().eval()
+    compiled = fuseplan.compile(model, plan=Plan("inductor", padded=BOX))
+    for size in (128, 100, 90):
+        compiled(*tokens(size))
+    given = tokens(80)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = compiled(*given)
+    right(compiled, model, 80)
+    graph.replay()
+    for got, want in zip(held, model(*given), strict=True):
+        torch.testing.assert_close(got, want, atol=2e-4, rtol=2e-4)

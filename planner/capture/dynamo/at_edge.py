@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fuseplan.capture.dynamo.ends import with_ends
 from fuseplan.capture.dynamo.own_sizes import (
     OwnSizes,
     SizeReading,
@@ -71,6 +72,8 @@ class AtEdge:
     """The places of the inputs that are left at the edge: all but sizes."""
     filled: tuple[FilledInput, ...]
     outputs: tuple[CutOutput, ...]
+    ends: tuple[str, ...] = ()
+    """The sizes that it is given in a tensor besides, behind all else that its calls are given: it takes something from their ends."""
 
     def why_not(self, sizes: Mapping[str, int]) -> str | None:
         """Why a call of these sizes is not filled up; None where it is."""
@@ -91,15 +94,19 @@ def at_edge(gm: GraphModule, example_inputs: Sequence[Any], spans: Spans) -> AtE
     if why_not is not None or reading is None:
         raise _refused(why_not)
     sizes = {name: high for name, _, high in spans}
+    gm, ends = with_ends(gm, symbols, {name: low for name, low, high in spans if low < high})
+    nodes = gm.graph.find_nodes(op="placeholder")
     watched = WatchedWrites()
     own = with_own_sizes(gm, symbols, sizes, watched)
     edge = with_fixed_sizes(gm, symbols, sizes)
     _drop_numbers(edge.gm)
     given = tuple(i for i, value in enumerate(own.inputs) if isinstance(value, Tensor))
-    filled = tuple(_filled(own, edge, given, nodes, spans))
+    filled = _filled(own, edge, given, nodes, spans)
     _check_ops(own, watched, [one.place for one in filled])
     outputs = tuple(_outputs(own, edge, [given.index(one.place) for one in filled], spans))
-    return AtEdge(edge, own, spans, reading, given, filled, outputs)
+    if ends:  # it lies where a CUDA graph reads it
+        filled.append(FilledInput(given[-1], (len(ends),), edge.inputs[-1]))
+    return AtEdge(edge, own, spans, reading, given, tuple(filled), outputs, ends)
 
 
 def _refused(why: str | None) -> PlanError:
