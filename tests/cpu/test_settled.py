@@ -220,3 +220,43 @@ def test_a_size_that_turns_out_to_be_fixed_is_a_number(first: Callable[[Tensor],
     loaded = load_trace(trace)
     _, again = captured(loaded.module, loaded.inputs())
     assert program_key(again.gm, again.example_inputs).key == trace.key
+
+
+class Counting:
+    """As the layers of a cache with windows do: each counts in Python how much it has seen."""
+
+    def __init__(self, rows: int | None = None) -> None:
+        self.seen = [0, 0, 0]
+        self.fixed = None if rows is None else torch.randn(rows, 4)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        for layer in range(3):
+            self.seen[layer] = x.shape[0]
+        if self.fixed is not None:
+            y = y + self.fixed
+        return y, y.sum(0) * x.shape[0]
+
+
+@pytest.mark.parametrize("rows", [None, 6], ids=["a size that varies", "one that is fixed"])
+@pytest.mark.parametrize("backend", ["eager", "fuseplan"])
+def test_numbers_that_a_program_gives_besides_are_there_and_none_of_its_trace(rows: int | None, backend: str) -> None:
+    call = Counting(rows)
+    x = torch.randn(6, 4)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    gm, found = captured(call, [x])
+    (outputs,), (left,) = gm.graph.output_node().args, found.gm.graph.output_node().args
+    assert len(found.numbers) == len(outputs) - len(left) == (2 if rows is None else 3)  # type: ignore[arg-type]
+    trace = write_trace(found.gm, found.example_inputs, "test")
+    loaded = load_trace(trace)
+    _, again = captured(loaded.module, loaded.inputs())
+    assert program_key(again.gm, again.example_inputs).key == trace.key
+
+    torch._dynamo.reset()
+    compiled: Callable[..., Any] = torch.compile(call, backend=backend)
+    for size in (6, 6) if rows else (6, 9, 7):
+        x = torch.randn(size, 4)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        got = compiled(x)
+        assert call.seen == [size] * 3
+        torch.testing.assert_close(got, Counting.__call__(call, x))

@@ -5,6 +5,9 @@ what they were read from, and those that nobody uses are dropped: the same progr
 through another function, has other inputs. So that it has the same key, graphs and plan, all look at the settled one.
 Blocks that are checkpointed stay as they are.
 
+Of the numbers that a program gives, those that are inputs, and that Python knows by then, are outputs once or not at all, as Dynamo comes
+to them: the settled program gives each input once, and no number that is known.
+
 A size may turn out to be fixed after parts of the program were captured with one that varies, as where a batch meets a cache of so
 many rows. Those parts ask for it still, and a program that is rebuilt from its trace never does: it is written as the number that it is.
 """
@@ -12,7 +15,7 @@ many rows. Those parts ask for it still, and a program that is rebuilt from its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -25,6 +28,14 @@ Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Number:
+    """A number that is known where a program is called: itself, or an input by its place in Dynamo's order."""
+
+    value: int = 0
+    input: int | None = None
+
+
+@dataclass(frozen=True)
 class Settled:
     """A program with settled inputs."""
 
@@ -34,6 +45,8 @@ class Settled:
     """Of each input, its place among those that Dynamo gives; None where it gives just these."""
     rewritten: bool = False
     """Whether it is another graph than Dynamo's."""
+    numbers: Mapping[int, Number] = field(default_factory=dict)
+    """What Dynamo's graph gives besides, by its place among those outputs."""
 
     @property
     def arranged(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -47,14 +60,20 @@ class Settled:
             return compiled
         for node in self.gm.graph.find_nodes(op="placeholder"):
             node.meta.pop("grapharg", None)  # as Dynamo does with its own: it holds what the first call was given
-        if self.order is None:
+        if self.order is None and not self.numbers:
             return compiled
-        arranged = self.arranged
+        arranged, numbers = self.arranged, sorted(self.numbers.items())
 
         def call(*args: Any) -> Any:
             return compiled(*arranged(args))
 
-        return call
+        def call_and_add(*args: Any) -> Any:
+            found = list(compiled(*arranged(args)))
+            for place, number in numbers:  # each is where it is once those before it are there
+                found.insert(place, number.value if number.input is None else args[number.input])
+            return found
+
+        return call_and_add if numbers else call
 
 
 def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
@@ -73,10 +92,41 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     fixed = _fixed(gm)
     order = _order(placeholders, sizes, fixed)
     same = order == tuple(range(len(placeholders)))
-    if same and not fixed:
+    numbers = _numbers(gm, {placeholders[i]: i for i in sizes}, fixed)
+    if same and not fixed and not numbers:
         return Settled(gm, example_inputs)
     rewritten = _rewritten(gm, placeholders, sizes, order, fixed)
-    return Settled(rewritten, [example_inputs[i] for i in order], None if same else order, rewritten=True)
+    if numbers:
+        _leave(rewritten, numbers)
+    given = [example_inputs[i] for i in order]
+    return Settled(rewritten, given, None if same else order, rewritten=True, numbers=numbers)
+
+
+def _numbers(gm: GraphModule, sizes: Mapping[Node, int], fixed: Mapping[Node, int]) -> dict[int, Number]:
+    """The outputs that are known numbers, and those that are inputs for the second time, by their places."""
+    (outputs,) = gm.graph.output_node().args
+    if not isinstance(outputs, (tuple, list)):
+        return {}
+    found: dict[int, Number] = {}
+    given = set[sympy.Symbol]()
+    for place, one in enumerate(outputs):
+        if isinstance(one, Node) and one in sizes and one not in fixed:
+            size = symbol_of(_value(one))
+            if size in given:
+                found[place] = Number(input=sizes[one])
+            elif size is not None:
+                given.add(size)
+        elif (number := fixed.get(one) if isinstance(one, Node) else one) is not None and _is_number(number):
+            found[place] = Number(int(number))
+    return found
+
+
+def _leave(gm: GraphModule, numbers: Mapping[int, Number]) -> None:
+    """Give these no more."""
+    output = gm.graph.output_node()
+    (outputs,) = output.args
+    output.args = (tuple(one for place, one in enumerate(outputs) if place not in numbers),)  # type: ignore[arg-type]
+    gm.recompile()
 
 
 def _fixed(gm: GraphModule) -> dict[Node, int]:
