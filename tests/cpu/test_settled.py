@@ -260,3 +260,21 @@ def test_numbers_that_a_program_gives_besides_are_there_and_none_of_its_trace(ro
         got = compiled(x)
         assert call.seen == [size] * 3
         torch.testing.assert_close(got, Counting.__call__(call, x))
+
+
+def test_what_nobody_uses_of_sizes_is_no_part_of_the_program() -> None:
+    """A comparison in Python stays in Dynamo's graph, and a program that is rebuilt makes others."""
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        if x.shape != y.shape:
+            raise ValueError("they are as large as each other")
+        return x + y
+
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    for one in (x, y):
+        torch._dynamo.maybe_mark_dynamic(one, 0)
+    gm, found = captured(call, [x, y])
+    called = [node for node in found.gm.graph.nodes if node.op not in ("placeholder", "output")]
+    assert len(called) == 1
+    assert len(gm.graph.nodes) > len(found.gm.graph.nodes), "else there is nothing to test"
+    torch.testing.assert_close(found.gm(*found.example_inputs), (x + y,))

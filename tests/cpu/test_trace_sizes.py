@@ -71,6 +71,50 @@ def test_sizes_that_python_alone_compares_are_one_when_the_program_is_rebuilt(
         load_trace(trace).module(x, matrix(3, 7))
 
 
+def _two_each(x: Tensor, y: Tensor) -> Tensor:
+    if y.shape[0] != 2 * x.shape[0]:
+        raise ValueError("two of these for each of those")
+    return x.sum(0) + y.sum(0)
+
+
+def _of_one_mask(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    return torch.cat([x, y]).masked_fill(mask[:, None], 0.0)
+
+
+def _half(x: Tensor, n: int) -> Tensor:
+    if x.shape[0] != 2 * n:
+        raise ValueError("it has two halves")
+    return x.sum(0) * n
+
+
+def _in_parts(x: Tensor) -> Tensor:
+    return x.view((*x.shape[:-1], 2, 3)) + 1
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "more"),
+    [
+        (_two_each, [(3, 4), (6, 4)], ()),
+        (lambda x, y: x.sum() + y.sum() if x.numel() == y.numel() else x, [(5, 6), (30,)], ()),
+        (_of_one_mask, [(3, 4), (5, 4), (8,)], ()),
+        (_half, [(8, 4)], (4,)),
+        (_in_parts, [(5, 6)], ()),
+    ],
+    ids=["twice another", "a product", "a sum", "twice a number", "a shape of a shape"],
+)
+def test_sizes_that_are_worked_out_of_others_are_so_when_the_program_is_rebuilt(
+    call: Callable[..., Tensor], shapes: list[tuple[int, ...]], more: tuple[int, ...]
+) -> None:
+    given = [torch.rand(shape) for shape in shapes]
+    if call is _of_one_mask:
+        given[-1] = given[-1] > 0.5
+    for tensor in given:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    (trace,) = traces_of(call, *given, *more, **({"dynamic": True} if more else {}))
+    assert trace.fields["symbols"]
+    assert_round_trips(trace)
+
+
 def _sizes(x: Tensor, n: int) -> Tensor:
     return x.reshape(-1, n) + x.shape[0] * n
 

@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from fuseplan.capture.dynamo.symbols import symbol_of
 
 Call = Callable[..., Any]
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     >>> both(torch.ones(2, 4), torch.ones(3, 4)).shape, len(found[0].example_inputs)
     (torch.Size([4, 5]), 5)
     """
+    gm, without = _without_dead_sizes(gm)
     placeholders = gm.graph.find_nodes(op="placeholder")
     sizes = {i: size for i, node in enumerate(placeholders) if (size := symbol_of(_value(node))) is not None}
     fixed = _fixed(gm)
@@ -94,7 +96,7 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     same = order == tuple(range(len(placeholders)))
     numbers = _numbers(gm, {placeholders[i]: i for i in sizes}, fixed)
     if same and not fixed and not numbers:
-        return Settled(gm, example_inputs)
+        return Settled(gm, example_inputs, rewritten=without)
     rewritten = _rewritten(gm, placeholders, sizes, order, fixed)
     if numbers:
         _leave(rewritten, numbers)
@@ -127,6 +129,42 @@ def _leave(gm: GraphModule, numbers: Mapping[int, Number]) -> None:
     (outputs,) = output.args
     output.args = (tuple(one for place, one in enumerate(outputs) if place not in numbers),)  # type: ignore[arg-type]
     gm.recompile()
+
+
+def _without_dead_sizes(gm: GraphModule) -> tuple[GraphModule, bool]:
+    """The program without what it computes of sizes that nobody uses, as where Python has compared two, and whether there was any: a program that
+    is rebuilt compares others.
+    """
+    dead: dict[Node, None] = {}
+    for node in reversed(gm.graph.nodes):
+        if dead.keys() >= node.users.keys() and _is_of_sizes_alone(node):
+            dead[node] = None
+    if not dead:
+        return gm, False
+    graph, copies = Graph(), dict[Node, Any]()
+    for node in gm.graph.nodes:
+        if node not in dead:
+            copies[node] = _copied(graph, node, copies.__getitem__)
+    return as_captured(gm, graph), True
+
+
+def _is_of_sizes_alone(node: Node) -> bool:
+    """Whether it computes numbers of sizes, and does nothing else."""
+    value = _value(node)
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not numbers or not all(isinstance(one, _NUMBERS) for one in numbers):
+        return False
+    name = getattr(node.target, "__name__", "")
+    is_sym = getattr(node.target, "__module__", None) == "torch" and name.lstrip("_").startswith("sym_")
+    return node.op != "placeholder" and (_asks(node) or (node.op == "call_function" and is_sym))
+
+
+def _copied(graph: Graph, node: Node, copies: Callable[[Node], Node]) -> Node:
+    """A node in another graph, as AOTAutograd asks for it, too."""
+    copy = graph.node_copy(node, copies)
+    if hasattr(node, "_dynamo_source"):  # by which it knows what is a parameter
+        copy._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+    return copy
 
 
 def _fixed(gm: GraphModule) -> dict[Node, int]:
@@ -182,9 +220,7 @@ def _rewritten(
     graph, copies = Graph(), dict[Node, Any](fixed)
     by_size = {sizes[i]: i for i in order if i in sizes}
     for i in order:
-        copy = copies[placeholders[i]] = graph.node_copy(placeholders[i])
-        if hasattr(placeholders[i], "_dynamo_source"):  # by which AOTAutograd knows what is a parameter
-            copy._dynamo_source = placeholders[i]._dynamo_source  # type: ignore[attr-defined]
+        copies[placeholders[i]] = _copied(graph, placeholders[i], copies.__getitem__)
     for i, node in enumerate(placeholders):
         if node not in copies:
             copies[node] = copies[placeholders[by_size[sizes[i]]]]

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer, TraceError
 from torch.fx.experimental.sym_node import DynamicInt
 
+from fuseplan.capture.fx.to_fx import SizeSpace
 from fuseplan.capture.trace.args import device_named, named
 from fuseplan.capture.trace.build import GraphBuilder
 from fuseplan.capture.trace.format import Trace, check_fields
@@ -21,6 +23,7 @@ from fuseplan.capture.trace.targets import Targets
 from fuseplan.capture.trace.tensors import Tensors
 from fuseplan.capture.trace.write import modes as present_modes
 from fuseplan.errors import GraphError
+from fuseplan.graph.expr import symbols_in
 
 Call = Callable[..., Any]
 
@@ -157,8 +160,11 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
             graph.call_function(callable, (values[i],))
             continue
         values[i] = _size(graph, values, source)
-    for one, other in tensors.sizes_in_common():
-        graph.call_function(_keep_equal, (_size(graph, values, one), _size(graph, values, other)))
+    known = _Sizes(graph, values, tensors)
+    for size, place in tensors.related_sizes():
+        if (expected := known.of(size)) is not None:
+            found = values[place] if isinstance(place, int) else _size(graph, values, place)
+            graph.call_function(_keep_equal, (expected, found))
     for symbol in fields["symbols"]:
         place, alone = tensors.place_of(symbol["name"]), tensors.number_of(symbol["name"])
         if symbol["low"] <= (_UNBOUNDED if place is None else LEAST_SIZE) and symbol["high"] is None:
@@ -172,9 +178,37 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
     return GraphBuilder(Targets(), base).module(graph, module, values, fields)
 
 
-def _size(graph: Graph, values: Sequence[Any], place: tuple[int, int]) -> Any:
+def _size(graph: Graph, values: Sequence[Any], place: tuple[int, int]) -> Node:
     number, dim = place
     return graph.call_function(operator.getitem, (graph.call_function(getattr, (values[number], "shape")), dim))
+
+
+class _Sizes:
+    """What sizes are written as, as nodes of a program that is rebuilt."""
+
+    def __init__(self, graph: Graph, values: Sequence[Any], tensors: Tensors) -> None:
+        self._graph, self._values, self._tensors = graph, values, tensors
+        self._tracer = GraphAppendingTracer(graph)
+
+    def of(self, text: str) -> Node | None:
+        """An expression over sizes and numbers; None where it calls what a node is no argument of, or where nothing has one of these."""
+        nodes = {name: self._symbol(name) for name in symbols_in(text)}
+        if None in nodes.values():
+            return None
+        try:
+            found = SizeSpace({name: Proxy(node, self._tracer) for name, node in nodes.items() if node is not None})(
+                text
+            )
+        except TraceError:  # the larger of two sizes, say
+            return None
+        return found.node if isinstance(found, Proxy) else None
+
+    def _symbol(self, name: str) -> Node | None:
+        place, alone = self._tensors.place_of(name), self._tensors.number_of(name)
+        if place is not None:
+            return _size(self._graph, self._values, place)
+        found: Node | None = None if alone is None else self._values[alone]
+        return found
 
 
 def _keep_within(size: int, low: int, high: int | None) -> None:

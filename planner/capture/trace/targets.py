@@ -27,6 +27,7 @@ _PLACES: Mapping[str, tuple[str, ...] | None] = {
     "torch": (
         *dir(torch._C._VariableFunctions),
         *_CHECKS,
+        "Size",
         *torch.functional.__all__,
         *(n for n in dir(torch) if n[:4] == "sym_"),
     ),

@@ -72,13 +72,18 @@ class Tensors:
                 return i, item["shape"].index(size)
         return None
 
-    def sizes_in_common(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Each dimension of an input that varies as one of an input before it does, that one first."""
-        first: dict[str, tuple[int, int]] = {}
+    def related_sizes(self) -> Iterator[tuple[str, int | tuple[int, int]]]:
+        """Sizes that vary as others do that come before them, or as is worked out of others, and where each is: an input's dimension, or
+        an input that is a number.
+        """
         for number, item in enumerate(self._items):
-            for dim, size in enumerate(item["shape"] if item["kind"] != "size" else ()):
-                if isinstance(size, str) and first.setdefault(size, (number, dim)) != (number, dim):
-                    yield first[size], (number, dim)
+            if item["kind"] == "size":
+                if symbols_in(item["size"]) != (item["size"],) and self.source_of_size(number) is None:
+                    yield item["size"], number
+                continue
+            for dim, size in enumerate(item["shape"]):
+                if isinstance(size, str) and (symbols_in(size) != (size,) or self.place_of(size) != (number, dim)):
+                    yield size, (number, dim)
 
     def number_of(self, size: str) -> int | None:
         """The first input that is this size itself."""
