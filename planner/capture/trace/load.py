@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, Proxy
-from torch.fx.proxy import GraphAppendingTracer, TraceError
 from torch.fx.experimental.sym_node import DynamicInt
+from torch.fx.proxy import GraphAppendingTracer, TraceError
 
 from fuseplan.capture.fx.to_fx import SizeSpace
 from fuseplan.capture.trace.args import device_named, named
@@ -160,12 +160,20 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
             graph.call_function(callable, (values[i],))
             continue
         values[i] = _size(graph, values, source)
+    _keep_sizes(graph, values, tensors, fields["symbols"])
+    for name, tensor in tensors.attributes():
+        setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)
+    return GraphBuilder(Targets(), base).module(graph, module, values, fields)
+
+
+def _keep_sizes(graph: Graph, values: Sequence[Any], tensors: Tensors, symbols: Sequence[Mapping[str, Any]]) -> None:
+    """Have Dynamo know of sizes what the program's own Python made known: which hang on which, and within what bounds they are."""
     known = _Sizes(graph, values, tensors)
     for size, place in tensors.related_sizes():
         if (expected := known.of(size)) is not None:
             found = values[place] if isinstance(place, int) else _size(graph, values, place)
             graph.call_function(_keep_equal, (expected, found))
-    for symbol in fields["symbols"]:
+    for symbol in symbols:
         place, alone = tensors.place_of(symbol["name"]), tensors.number_of(symbol["name"])
         if symbol["low"] <= (_UNBOUNDED if place is None else LEAST_SIZE) and symbol["high"] is None:
             continue
@@ -173,9 +181,6 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
             graph.call_function(_keep_within, (_size(graph, values, place), symbol["low"], symbol["high"]))
         elif alone is not None:
             graph.call_function(_keep_within, (values[alone], symbol["low"], symbol["high"]))
-    for name, tensor in tensors.attributes():
-        setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)
-    return GraphBuilder(Targets(), base).module(graph, module, values, fields)
 
 
 def _size(graph: Graph, values: Sequence[Any], place: tuple[int, int]) -> Node:
