@@ -29,7 +29,7 @@ _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
-class Number:
+class KnownNumber:
     """A number that is known where a program is called: itself, or an input by its place in Dynamo's order."""
 
     value: int = 0
@@ -46,7 +46,7 @@ class Settled:
     """Of each input, its place among those that Dynamo gives; None where it gives just these."""
     rewritten: bool = False
     """Whether it is another graph than Dynamo's."""
-    numbers: Mapping[int, Number] = field(default_factory=dict)
+    numbers: Mapping[int, KnownNumber] = field(default_factory=dict)
     """What Dynamo's graph gives besides, by its place among those outputs."""
 
     @property
@@ -104,26 +104,26 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     return Settled(rewritten, given, None if same else order, rewritten=True, numbers=numbers)
 
 
-def _numbers(gm: GraphModule, sizes: Mapping[Node, int], fixed: Mapping[Node, int]) -> dict[int, Number]:
+def _numbers(gm: GraphModule, sizes: Mapping[Node, int], fixed: Mapping[Node, int]) -> dict[int, KnownNumber]:
     """The outputs that are known numbers, and those that are inputs for the second time, by their places."""
     (outputs,) = gm.graph.output_node().args
     if not isinstance(outputs, (tuple, list)):
         return {}
-    found: dict[int, Number] = {}
+    found: dict[int, KnownNumber] = {}
     given = set[sympy.Symbol]()
     for place, one in enumerate(outputs):
         if isinstance(one, Node) and one in sizes and one not in fixed:
             size = symbol_of(_value(one))
             if size in given:
-                found[place] = Number(input=sizes[one])
+                found[place] = KnownNumber(input=sizes[one])
             elif size is not None:
                 given.add(size)
         elif (number := fixed.get(one) if isinstance(one, Node) else one) is not None and _is_number(number):
-            found[place] = Number(int(number))
+            found[place] = KnownNumber(int(number))
     return found
 
 
-def _leave(gm: GraphModule, numbers: Mapping[int, Number]) -> None:
+def _leave(gm: GraphModule, numbers: Mapping[int, KnownNumber]) -> None:
     """Give these no more."""
     output = gm.graph.output_node()
     (outputs,) = output.args
@@ -163,7 +163,7 @@ def _copied(graph: Graph, node: Node, copies: Callable[[Node], Node]) -> Node:
     """A node in another graph, as AOTAutograd asks for it, too."""
     copy = graph.node_copy(node, copies)
     if hasattr(node, "_dynamo_source"):  # by which it knows what is a parameter
-        copy._dynamo_source = node._dynamo_source  # type: ignore[attr-defined]
+        copy._dynamo_source = node._dynamo_source
     return copy
 
 

@@ -169,9 +169,9 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
 def _keep_sizes(graph: Graph, values: Sequence[Any], tensors: Tensors, symbols: Sequence[Mapping[str, Any]]) -> None:
     """Have Dynamo know of sizes what the program's own Python made known: which hang on which, and within what bounds they are."""
     known = _Sizes(graph, values, tensors)
-    for size, place in tensors.related_sizes():
+    for size, where in tensors.related_sizes():
         if (expected := known.of(size)) is not None:
-            found = values[place] if isinstance(place, int) else _size(graph, values, place)
+            found = values[where] if isinstance(where, int) else _size(graph, values, where)
             graph.call_function(_keep_equal, (expected, found))
     for symbol in symbols:
         place, alone = tensors.place_of(symbol["name"]), tensors.number_of(symbol["name"])
