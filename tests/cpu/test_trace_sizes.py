@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from fuseplan.capture.trace.load import load_trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import GraphError
 from round_trips import assert_round_trips, matrix, traces_of
 
@@ -163,3 +166,27 @@ def test_a_number_that_is_given_back_is_one_like_any_other() -> None:
         found = [one for one in loaded.run(call).values() if not isinstance(one, Tensor)]
         assert found
         assert [type(one) for one in found] == [int] * len(found)
+
+
+def test_a_part_of_a_tensor_whose_stride_alone_varies_is_refused() -> None:
+    """No program that is rebuilt would be given one."""
+
+    def call(x: Tensor) -> Tensor:
+        return x.relu().sum(1)
+
+    reasons: list[str] = []
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        try:
+            write_trace(gm, example_inputs, "part")
+            reasons.append("")
+        except GraphError as error:
+            reasons.append(str(error))
+        return gm.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend=backend)
+    for wide in (6, 8):
+        compiled(torch.randn(3, wide)[:, :4])
+    assert reasons[0] == ""
+    assert "input 1 is a part of a tensor of which a size varies" in reasons[1]

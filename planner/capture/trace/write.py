@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from fuseplan.capture.trace.libraries import brought
 from fuseplan.capture.trace.targets import Targets, method
 from fuseplan.capture.trace.values import exactly, observe
 from fuseplan.errors import GraphError
+from fuseplan.graph.expr import symbols_in
 
 CONSTANT_ELEMENTS = 1024
 """Up to how many elements a constant of the program may have to be written by value."""
@@ -69,6 +70,7 @@ class _Writer:
         for i, (node, given) in enumerate(zip(placeholders, self.given, strict=True)):
             self.numbers[node] = i
             inputs.append(self._input(node, given, first.get(i), of_mask=node in masks))
+        _check_strides(inputs)
         nodes, output = self._calls(self.gm)
         counting = Counts.of(self.gm).names(self.symbols)
         symbols = [
@@ -176,6 +178,20 @@ class _Writer:
 
     def _arg(self, arg: Any) -> Any:
         return encode(arg, self.numbers, self.targets, self.devices)
+
+
+def _check_strides(inputs: Sequence[Mapping[str, Any]]) -> None:
+    """GraphError where a stride varies with a size that no input has: of a program that is rebuilt it would not."""
+    tensors = [(i, item) for i, item in enumerate(inputs) if item["kind"] != "size"]
+    sizes = {
+        name for _, item in tensors for size in item["shape"] if isinstance(size, str) for name in symbols_in(size)
+    }
+    for i, item in tensors:
+        strides = {name for step in item["stride"] if isinstance(step, str) for name in symbols_in(step)}
+        if strides - sizes:
+            raise GraphError(
+                f"input {i} is a part of a tensor of which a size varies that the program is not given; copy it first"
+            )
 
 
 def modes() -> dict[str, Any]:
