@@ -167,11 +167,11 @@ class PaddedCalls:
         self._read = program.reading.read
         self._given = program.given
         self._filled = [(program.given.index(one.place), one.place) for one in program.filled]
+        self._device = next((one.edge.device.index for one in program.filled if one.edge.is_cuda), None)
         self._at_edge = {name: high for name, _, high in program.spans}
         self._edge = self._sized(tuple(self._at_edge[name] for name in program.reading.names), self._at_edge)
         self._calls: dict[Sizes, SizedCall | None] = {}
         self._here = _Here()
-        self._device = next((one.edge.device.index for one in program.filled if one.edge.is_cuda), None)
         self.tally = PaddingTally.kept(program.spans, self._edge.elements, self)
 
     def __call__(self, *args: Any) -> Any:
@@ -211,9 +211,8 @@ class PaddedCalls:
         else:
             call = self._sized(sizes, named)
             self.tally.elements[sizes] = call.elements
-        if not (
-            self._program.ends and self._is_captured()
-        ):  # its numbers are there once that graph runs, and for it alone
+        # within a capture the numbers of its ends are there once that graph runs, and for it alone
+        if not (self._program.ends and self._is_captured()):
             self._calls[sizes] = call
         return call
 
@@ -233,11 +232,15 @@ class PaddedCalls:
         return SizedCall(sizes, shapes, tuple(map(sized, self._program.outputs)), elements, self._ends(named))
 
     def _ends(self, named: Mapping[str, int]) -> Tensor | None:
-        """The sizes as a tensor, where the program is given them as one: written number by number, as may be done within a capture."""
+        """The sizes as a tensor, where the program is given them as one: it is there when this returns, as other streams read it; within a
+        capture it is written number by number, as may be done there.
+        """
         if not self._program.ends:
             return None
         edge = self._program.filled[-1].edge
         with torch.inference_mode(False), torch.no_grad():
+            if not self._is_captured():
+                return torch.tensor([named[name] for name in self._program.ends], dtype=edge.dtype, device=edge.device)
             found = torch.empty(edge.shape, dtype=edge.dtype, device=edge.device)
             for i, name in enumerate(self._program.ends):
                 found[i].fill_(named[name])

@@ -181,17 +181,18 @@ class _Writer:
 
 
 def _check_strides(inputs: Sequence[Mapping[str, Any]]) -> None:
-    """GraphError where a stride varies with a size that no input has: of a program that is rebuilt it would not."""
+    """GraphError where a stride varies, and no size of its input does, with a size that no input has: of a program that is rebuilt it would not."""
     tensors = [(i, item) for i, item in enumerate(inputs) if item["kind"] != "size"]
-    sizes = {
-        name for _, item in tensors for size in item["shape"] if isinstance(size, str) for name in symbols_in(size)
-    }
+    known = {name for _, item in tensors for name in _varying(item["shape"])}
     for i, item in tensors:
-        strides = {name for step in item["stride"] if isinstance(step, str) for name in symbols_in(step)}
-        if strides - sizes:
+        if not _varying(item["shape"]) and _varying(item["stride"]) - known:
             raise GraphError(
                 f"input {i} is a part of a tensor of which a size varies that the program is not given; copy it first"
             )
+
+
+def _varying(dims: Sequence[int | str]) -> set[str]:
+    return {name for dim in dims if isinstance(dim, str) for name in symbols_in(dim)}
 
 
 def modes() -> dict[str, Any]:
