@@ -104,7 +104,8 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
     launches = {TUNED[side] for side in given["sides"] if side in TUNED}
     known_tuning = report.fields.get("tuning", {})
     if "failed" not in known_tuning and not launches <= known_tuning.get("launches", {}).keys():
-        time.need(Effort.named(given["effort"]).wall_s * len(launches) + MARGIN_S, "tuning")
+        each_s = given.get("budget_s") or Effort.named(given["effort"]).wall_s
+        time.need(each_s * len(launches) + MARGIN_S, "tuning")
         report.at("loading, to be traced")
         try:
             with undisturbed():
@@ -127,7 +128,7 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
             continue
         patience = given.get("patience", PATIENCE_S)
         if side in SEARCHING and "first_s" not in known:
-            time.need(patience + MARGIN_S, f"{side} to compile")
+            time.need(_may_take_s(side, rows, patience) + MARGIN_S, f"{side} to compile")
         report.at("compiling", side)
         try:
             with within(patience, partial(_give_up, report, rows, side, patience)):
@@ -158,6 +159,16 @@ def _hopeless(side: str, rows: Mapping[str, Any]) -> str | None:
     if side == "max-autotune" and "not compiled" in why:
         return f"not tried: {AUTOTUNED}, all of which it does, was {why}"
     return None
+
+
+def _may_take_s(side: str, rows: Mapping[str, Any], patience: float) -> float:
+    """What a side may take to compile, of which kernels another has found already where both search for the same.
+
+    >>> _may_take_s("max-autotune", {AUTOTUNED: {"first_s": 90.0}}, 240.0), _may_take_s("max-autotune", {}, 240.0)
+    (90.0, 240.0)
+    """
+    known = rows.get(AUTOTUNED, {}).get("first_s") if side != AUTOTUNED else None
+    return patience if known is None else min(patience, float(known))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from benchmarks.zoo import Case, fresh, load
 from fuseplan.backend import fuseplan_backend
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
+from fuseplan.measure.process import start_ahead
 from fuseplan.tune import tune
 from fuseplan.tuning.program.result import TOLD, Tuned
 from fuseplan.tuning.queue.devices import own_workers
@@ -73,6 +74,7 @@ def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
     name, device, db = task.name, given["device"], given["db"]
     launches = [TUNED[side] for side in given["sides"] if side in TUNED]
     kept, began = Accounts(db, name), monotonic()
+    start_ahead()  # as `fuseplan tune` does
 
     def tune_these(traces: Sequence[Trace], launch: str) -> None:
         log, workers = LogProgress(report.at), partial(own_workers, on_stage=heard)

@@ -11,7 +11,8 @@ from time import monotonic
 
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import Job, Outcome, Prepare, VetPlan
+from fuseplan.measure.far_behind import far_behind
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, Prepare, VetPlan
 
 
 class Ahead:
@@ -23,6 +24,8 @@ class Ahead:
         self._thread: threading.Thread | None = None
         self._dropped = False
         self._prepared: set[RaceEntry] = set()
+        self._vetted: list[RaceEntry] = []
+        self._rows: dict[str, OutcomeRow] = {}
         self._error: BaseException | None = None
         self._put = self._done = 0
         self._spent_s = 0.0
@@ -38,8 +41,12 @@ class Ahead:
         return self._spent_s / self._done if self._done else 0.0
 
     def vetted(self, job: Job, outcome: Outcome) -> None:
-        """Prepare what was vetted, if it is right. What is not has cost the racer nothing, which may have died of it."""
+        """Prepare what was vetted, if it is right, and may win. What is not has cost the racer nothing, which may have died of it."""
         if isinstance(job, VetPlan) and job.race and outcome.ok:
+            self._vetted.append(job.entry)
+            self._rows |= {row.name: row for row in outcome.rows}
+            if job.if_near and far_behind(job.entry, self._vetted, self._rows) is not None:
+                return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
                 self._thread.start()

@@ -120,6 +120,8 @@ class VetPlan(Job):
     """Whether it is compiled as a process compiles it that runs it by size."""
     waits: bool = True
     """Whether it is done once more alone, with all that others keep let go, where it finds no memory beside them."""
+    if_near: bool = False
+    """Whether it is only prepared for its race where it is not far behind what was vetted before."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,8 @@ class OutcomeRow:
     """Of torch.compile's default where it is wrong: Python that shows the fault by itself."""
     near: bool = False
     """Whether all that is wrong is floats that are off by little more than is allowed, so that it may be rounding everywhere."""
+    call_us: float | None = None
+    """Of a plan that was vetted under CUDA graphs: what a call took the device at least, beside all that others did there."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

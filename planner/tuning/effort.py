@@ -64,8 +64,8 @@ class Effort:
     def within(self, seconds: float) -> Effort:
         """The same effort, with no more than so many seconds to spend.
 
-        >>> QUICK.within(60.0).device_s
-        20.0
+        >>> QUICK.within(40.0).device_s
+        15.0
         """
         if seconds >= self.wall_s:
             return self
@@ -75,7 +75,7 @@ class Effort:
         """The same effort with so many times its budget of seconds.
 
         >>> QUICK.times(2.0).wall_s
-        240.0
+        160.0
         """
         less = min(1.0, factor)
         return replace(
@@ -99,7 +99,7 @@ class Effort:
         """Return the effort that a word stands for; OptionError for another word.
 
         >>> Effort.named("quick").wall_s
-        120.0
+        80.0
         >>> Effort.named("none").measures
         False
         """
@@ -132,8 +132,8 @@ INSTANT = replace(
 )  # fmt: skip
 QUICK = Effort(
     "quick",
-    wall_s=120.0,
-    device_s=40.0,
+    wall_s=80.0,
+    device_s=30.0,
     rounds=3,
     regions_per_round=24,
     k=8,
@@ -145,7 +145,7 @@ QUICK = Effort(
     rivals_us=4000.0,
     region_blocks=12,
     plan_blocks=24,
-    fair_race_s=11.0,
+    fair_race_s=8.0,
     least_over_s=20.0,
     offers=2,
 )

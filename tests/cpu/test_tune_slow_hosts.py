@@ -182,7 +182,7 @@ def test_what_no_time_was_left_for_is_looked_at_again(
     assert tuned(Slow(times=TIMES), short).winner == "inductor, cudagraph"
     (plan,) = store.plans()
     assert plan.evidence.left == 1
-    again = Slow(times=TIMES)
+    again = Slow(times=TIMES, compile_s=40.0)
     assert tuned(again, short).winner == "the plan in the database"
     monkeypatch.setattr("fuseplan.tuning_db.resume.forgotten", lambda: "9999")
     assert tuned(again, short).winner == "inductor, cudagraph"

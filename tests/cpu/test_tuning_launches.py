@@ -402,3 +402,54 @@ def test_every_way_and_every_default_of_a_gpu_races_under_both_launches(store: S
         assert any(kind in name and not name.endswith(", cudagraph") for name in names), names
     plans = [job.entry.plan for job in pool.jobs if isinstance(job, VetPlan)]
     assert len(plans) == len({plan.to_json() for plan in plans if plan is not None})
+
+
+@dataclass
+class Looking(Racing):
+    """Whose workers see what a call takes under CUDA graphs."""
+
+    calls: Mapping[str, float] = field(default_factory=dict)
+
+    def vetted_plan(self, job: VetPlan) -> Outcome:
+        found = super().vetted_plan(job)
+        return replace(found, rows=tuple(replace(row, call_us=self.calls.get(row.name)) for row in found.rows))
+
+
+@pytest.mark.parametrize(
+    ("effort", "greedy_us", "torchs_us", "races"),
+    [
+        (QUICK, 900.0, 500.0, False),
+        (replace(QUICK, name=FULL.name), 900.0, 500.0, True),
+        (QUICK, 600.0, 500.0, True),
+        (QUICK, 900.0, 1000.0, True),
+    ],
+    ids=["far behind", "all race", "not far", "a better default"],
+)
+def test_a_default_of_ours_that_is_far_behind_does_not_race(
+    trace: Trace, store: Store, effort: Effort, greedy_us: float, torchs_us: float, races: bool
+) -> None:
+    """Whoever races it would have to compile it once more."""
+    greedy = "nvfuser-greedy, cudagraph"
+    times = {"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": torchs_us, greedy: greedy_us}
+    cuts = {"plain": 700.0, "cudagraph": 400.0}
+    pool, watch = Looking(times=times, cuts=cuts, calls={**times, "inductor": None}), Noting()
+    (found,) = Tuner(store, pool, "cpu", effort, Settings(), watch, here=GPU).tune(trace, (EITHER,))
+    assert found.status == "tuned"
+    assert greedy in pool.vetted
+    assert any(greedy in names for names in pool.raced) is races
+    told = [note for note in watch.notes if "does not race" in note]
+    assert told == (
+        []
+        if races
+        else [f"layer: {greedy} does not race: its calls took 900.0 µs, and those of inductor, cudagraph 500.0 µs"]
+    )
+    assert (("cudagraph", "nvfuser-greedy") in timed_by(trace, store)) is races
+    assert {job.entry.name for job in pool.jobs if isinstance(job, VetPlan) and job.if_near} == (
+        set() if effort.name == FULL.name else {greedy, "nvfuser-greedy"} & set(pool.vetted)
+    )
+
+
+def timed_by(trace: Trace, store: Store) -> set[tuple[str, str]]:
+    """As `timed`, on that GPU."""
+    found = store.find_default_timings(trace.key, GPU)
+    return set() if isinstance(found, Miss) else {(one.launch, one.name) for one in found}

@@ -27,6 +27,7 @@ from fuseplan.measure.worker.padded import padded_cases, why_not_judged
 from fuseplan.measure.worker.repeated import RightResults
 from fuseplan.measure.worker.stand_in import failed_regions, stand_in
 from fuseplan.measure.worker.workplace import Workplace
+from fuseplan.tuning.traces import may_train
 
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest, once it is captured at all."""
@@ -180,11 +181,34 @@ class _Trial:
     def _call(self, compiled: Callable[..., Any], seed: int, *, settles: bool = False) -> Mapping[str, Any]:
         """What the next call gives. One that `settles` is not judged, and what fails in it has failed at the next one."""
         failed_before = failed_regions()
-        found = self.case.loaded.run(compiled, seed)
+        found = self.case.loaded.run(compiled if settles else self._timed(compiled), seed)
         self.calls += not settles
         if self.failed_at is None and failed_regions() > failed_before:
             self.failed_at = self.calls + settles
         return found
+
+    def _timed(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, where CUDA graphs launch it all: what it takes the device is noted, which hangs on no host that compiles."""
+        plan = self.entry.plan
+        if (
+            self.place.device.type != "cuda"
+            or plan is None
+            or plan.launch == "plain"
+            or may_train(self.case.loaded.trace)
+        ):
+            return compiled
+
+        def timed(*args: Any) -> Any:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            given = compiled(*args)
+            end.record()
+            end.synchronize()
+            us = 1e3 * start.elapsed_time(end)
+            self.row = replace(self.row, call_us=round(min(us, self.row.call_us or us), 3))
+            return given
+
+        return timed
 
     def _expected(self) -> Expectation:
         """What the program should give: found out once it is known that the entry runs, and what memory it takes. Compilers may be at

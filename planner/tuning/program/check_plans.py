@@ -9,6 +9,7 @@ from time import monotonic
 
 from fuseplan.durations import spelled
 from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.far_behind import is_ours
 from fuseplan.measure.jobs import Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.tuning.effort import LATE, LEAST_LIMIT_S, PATIENCE_S
@@ -59,6 +60,8 @@ class TimedChecks:
     """Whether torch.compile's default is judged only where it wins, after the race, or where a plan is wrong: it may be for what that default
     does as well. Eager, by which others are judged, is not then.
     """
+    drops: bool = False
+    """Whether a default of ours that is far behind is not compiled for the race."""
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
     _inquired: bool = field(default=False, init=False)
@@ -178,7 +181,8 @@ class TimedChecks:
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
         job = timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
-        return replace(job, judges=not (self.defers and is_torchs(entry)), waits=not self._can_wait(entry))
+        judges, if_near = not (self.defers and is_torchs(entry)), self.drops and is_ours(entry)
+        return replace(job, judges=judges, waits=not self._can_wait(entry), if_near=if_near)
 
     @property
     def fit(self) -> list[RaceEntry]:
@@ -345,15 +349,11 @@ class TimedChecks:
         )
 
     @property
-    def _racing(self) -> int:
-        """How many are right so far."""
-        return sum(row.status == "ok" for row in self.rows.values())
-
-    @property
     def _expected(self) -> int:
         """How many race besides those candidates that are at work: those that are right, and defaults of which nobody knows yet."""
         to_come = [one for one in self._asked_for if one.default and self._is_to_come(one)]
-        return self._racing + sum(not self._can_wait(one) for one in to_come)
+        right = sum(row.status == "ok" for row in self.rows.values())
+        return right + sum(not self._can_wait(one) for one in to_come)
 
     @property
     def _busy(self) -> int:

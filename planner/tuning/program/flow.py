@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.far_behind import far_behind, is_ours
 from fuseplan.tuning.effort import FOLLOWING_BLOCKS, FULL, QUICK, Effort
 from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -53,7 +54,8 @@ class Stages:
         known = [search.knowledge for search in self.searches]
         look = Look(self.services, self.budget, trace.to_json(), known)
         trains = self.searches[0].problem.trains
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us, look=look, apart=trains)
+        drops = self.effort.name != FULL.name and not self.searches[0].objective.spares
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us, look=look, apart=trains, drops=drops)
         worth = {search.launch: search.worth_trying() for search in self.searches}
         waiting = self._waiting(worth)
         every = [entry for entries in worth.values() for entry in entries if entry not in waiting]
@@ -224,7 +226,7 @@ class Stages:
     ) -> tuple[Verdict | None, list[RaceEntry]]:
         """The verdict on those that are `fit`, and what raced: all those of one launch before those of the next."""
         rows = checks.rows
-        fit = with_room(fit, rows, self.services.environment, able)
+        fit = with_room(self._near(fit, checks), rows, self.services.environment, able)
         racing = [entry for search in able for entry in search.entries.of(fit)]
         if (likely := _likely(racing)) is not None:
             self.services.expects(planned(likely))
@@ -240,6 +242,16 @@ class Stages:
             verdict, followed = self._followed(able, checks, first, verdict, most)
             racing += followed
         return verdict, racing
+
+    def _near(self, fit: Sequence[RaceEntry], checks: TimedChecks) -> list[RaceEntry]:
+        """Those of what is `fit` that are not so far behind that nobody compiles them for their race."""
+        behind = {
+            one: best for one in fit if checks.drops and is_ours(one) and (best := far_behind(one, fit, checks.rows))
+        }
+        for one, best in behind.items():
+            took, least = (f"{checks.rows[each.name].call_us:,.1f} µs" for each in (one, best))
+            self.services.note(f"{one.name} does not race: its calls took {took}, and those of {best.name} {least}")
+        return [one for one in fit if one not in behind]
 
     def _settled(
         self,

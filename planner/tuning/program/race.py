@@ -253,4 +253,5 @@ def _merged(vetted_row: OutcomeRow | None, raced: OutcomeRow, objective: Objecti
         peak_bytes=next((one.peak_bytes for one in peaks if one.peak_bytes is not None), None),
         outputs=vetted_row.outputs,
         how=vetted_row.how,
+        call_us=vetted_row.call_us,
     )

@@ -12,9 +12,10 @@ import pytest
 from fuseplan.graph import Graph
 from fuseplan.measure.ahead import Ahead
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan, VetRegion
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, Prepare, RaceRegion, Rest, VetPlan, VetRegion
 from fuseplan.measure.pool import Workers
 from fuseplan.measure.vetters import JobQueue, Standing
+from fuseplan.plan import Plan
 
 SMALL, BIG, WRONG = (VetPlan("{}", RaceEntry(name), race=True) for name in ("small", "big", "wrong"))
 WAIT_S = 30.0
@@ -293,3 +294,29 @@ def test_what_is_prepared_is_no_longer_waited_for() -> None:
     assert ahead.waiting == 0
     assert ahead.each_s > 0
     assert [ahead.told(job, Outcome()).prepared for job in (SMALL, WRONG)] == [True, False]
+
+
+def test_what_is_far_behind_is_not_prepared_where_it_was_asked_so() -> None:
+    torchs = VetPlan("t", RaceEntry("inductor", Plan("inductor", launch="cudagraph"), default=True), True)
+    mine = VetPlan("t", RaceEntry("greedy", Plan("aten", launch="cudagraph"), default=True), True)
+
+    def prepared(*jobs: tuple[VetPlan, float | None]) -> list[str]:
+        found = list[str]()
+
+        def answer(job: Job) -> Outcome:
+            assert isinstance(job, Prepare)
+            found.append(job.entry.name)
+            return Outcome()
+
+        ahead = Ahead(answer)
+        for job, us in jobs:
+            ahead.vetted(job, Outcome(rows=(OutcomeRow(job.entry.name, call_us=us),)))
+        ahead.finish()
+        return found
+
+    asked = replace(mine, if_near=True)
+    assert prepared((torchs, 100.0), (asked, 140.0)) == ["inductor"]
+    assert prepared((torchs, 100.0), (mine, 140.0)) == ["inductor", "greedy"]
+    assert prepared((torchs, 100.0), (asked, 120.0)) == ["inductor", "greedy"]
+    assert prepared((torchs, None), (asked, 140.0)) == ["inductor", "greedy"]
+    assert prepared((asked, 140.0), (torchs, 100.0)) == ["greedy", "inductor"]
