@@ -98,14 +98,12 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
     """Tune, compile and race; False where what is left is for another process."""
     given = task.arguments
     report.put(commit=commit(), gpu=_gpu(), effort=given["effort"])
-    if given.get("budget_s") is not None:
-        report.put(budget_s=given["budget_s"])
+    report.put(budget_s=given.get("budget_s") or Effort.named(given["effort"]).wall_s)
     case = case_of(task.name)
     launches = {TUNED[side] for side in given["sides"] if side in TUNED}
     known_tuning = report.fields.get("tuning", {})
     if "failed" not in known_tuning and not launches <= known_tuning.get("launches", {}).keys():
-        each_s = given.get("budget_s") or Effort.named(given["effort"]).wall_s
-        time.need(each_s * len(launches) + MARGIN_S, "tuning")
+        time.need(report.fields["budget_s"] * len(launches) + MARGIN_S, "tuning")
         report.at("loading, to be traced")
         try:
             with undisturbed():

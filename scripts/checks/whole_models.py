@@ -73,7 +73,7 @@ def _of_kind(file: Rows, name: str) -> Iterator[str]:
     if len(kinds) > 1:
         yield f"Rows are of several kinds of GPU: {', '.join(sorted(kinds))}."
     yield f"![Steps a second of each side, torch.compile = 1](../benchmarks/results/{name}.svg)"
-    yield "What tuning took, which plan won, and how far the two clocks were off for the whole plans that raced:"
+    yield "What tuning took of the seconds that it had for a program, which plan won, and how far the two clocks were off for the whole plans that raced:"
     yield "\n".join(_tuning(models))
     yield from _against(models)
 
@@ -160,14 +160,18 @@ def _listed(title: str, entries: Iterator[str]) -> Iterator[str]:
         yield "\n".join(f"- {entry}" for entry in found)
 
 
+ONCE_S = 120.0
+"""What quick had for a program when rows did not say so yet."""
+
+
 def _tuning(models: Rows) -> Iterator[str]:
-    yield from head(["model", "launch", "seconds", "measured", "won", "clocks off by, median", "P90", "commit"])
+    yield from head(["model", "launch", "seconds", "of", "measured", "won", "clocks off by, median", "P90", "commit"])
     for name, row in models.items():
         for launch, verdicts in row.get("tuning", {}).get("launches", {}).items():
             for one in verdicts:
                 off = one["prediction_error"]
                 yield line([
-                    name, ASKED[launch], f"{one['seconds']:.0f}", str(one["measured"]), one["winner"] or one["status"],
+                    name, ASKED[launch], f"{one['seconds']:.0f}", f"{row.get('budget_s', ONCE_S):.0f}", str(one["measured"]), one["winner"] or one["status"],
                     percent(off["median"]), percent(off["p90"]), one.get("commit", "-")[:7],
                 ])  # fmt: skip
 
