@@ -19,6 +19,7 @@ from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit, slug, write_json
 from benchmarks.zoo import Case, fresh, load
 from fuseplan.backend import fuseplan_backend
+from fuseplan.capture.dynamo.computing import computes
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.measure.process import start_ahead
@@ -47,7 +48,8 @@ def traced(name: str, case: Case, device: str, under: dict[str, Any] | None = No
     found: list[Trace] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append(write_trace(gm, example_inputs, name))
+        if computes(gm):
+            found.append(write_trace(gm, example_inputs, name))
         return fuseplan_backend(gm, example_inputs, options=under)
 
     with nullcontext() if case.train else torch.no_grad():

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.compilations import is_last
+from fuseplan.capture.dynamo.computing import computes
 from fuseplan.capture.dynamo.program import ProgramKey
 from fuseplan.capture.dynamo.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
@@ -109,7 +110,7 @@ class Lookup:
     @property
     def may_have_plans(self) -> bool:
         """Whether there is a plan of the program, or one may come that this process is to take."""
-        if self.identity.key is None or self.device.type not in _TUNED_DEVICES:
+        if self.identity.key is None or self.device.type not in _TUNED_DEVICES or not computes(self.gm):
             return False
         waits = self.options.tune == "later" or self.options.reload is not None
         return waits or self.store.unknown(self.identity.key) is None
@@ -118,6 +119,8 @@ class Lookup:
         """The plan to run. `leaves_small`: whether one that is small beside others is not worth being tuned at once."""
         if self.options.plan is not None:
             return Chosen(self.options.plan, "asked for by option")
+        if not computes(self.gm):
+            return self.default("it computes nothing")
         wanted = self.options.tune in AT_ONCE
         if self.identity.key is None:
             why = f"no plan can be stored for it, since {self.identity.why}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fuseplan.capture.dynamo.computing import computes
 from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.format import Trace
@@ -18,7 +19,9 @@ from fuseplan.tuning.traces import box_of
 
 
 def meet(recording: Recording, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any]:
-    """Write a program down, unless it is known; what is returned has the calls of what a backend makes of it counted."""
+    """Write a program down, unless it is known, or computes nothing; what is returned has the calls of what a backend makes of it counted."""
+    if not computes(gm):
+        return lambda compiled: compiled
     program = settled(gm, example_inputs)
     trace = write_trace(program.gm, program.example_inputs, recording.called(name_of(gm)))
     on_cuda = any(device.type == "cuda" for device in devices_of(gm, example_inputs))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fuseplan.capture.dynamo.computing import computes
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
@@ -19,7 +20,7 @@ from fuseplan.tuning_db.sizes import next_power
 
 
 def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: Any) -> list[Trace]:
-    """Run `call` once, eagerly, and return the trace of each program that Dynamo finds in it.
+    """Run `call` once, eagerly, and return the trace of each program that Dynamo finds in it, and that computes something.
 
     A trace holds no weights and no data. It is tuned for what the call did: with gradients, unless under
     `torch.no_grad()`, in its autocast mode, and at these sizes. `trace.to_json()` is a text for a file.
@@ -33,7 +34,8 @@ def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: An
     found: list[Trace] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append(write_trace(gm, example_inputs, name))
+        if computes(gm):
+            found.append(write_trace(gm, example_inputs, name))
         return gm.forward
 
     torch.compile(call, backend=backend)(*args, **kwargs)
