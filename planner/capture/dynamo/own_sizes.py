@@ -96,7 +96,7 @@ def _attribute(gm: GraphModule, node: Node) -> Any:
 
 def _is_ordinary(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
-        return not isinstance(value, (torch.SymFloat, torch.SymBool))
+        return True
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor) and value.layout is torch.strided
     return plain and not (value.is_nested or value.is_conj() or value.is_neg())
 
