@@ -32,6 +32,20 @@ def test_a_plan_by_hand_that_cannot_be_padded_fails_as_others_do_that_do_not_fit
         assert isinstance(raised.value.inner_exception, PlanError)
 
 
+def even(x: Tensor) -> tuple[Tensor]:
+    """Fails where it has an odd number of rows, which nobody would see at the edge."""
+    torch._check(x.shape[0] % 2 == 0)
+    return (x * 2,)
+
+
+def test_a_comparison_that_is_true_of_all_sizes_is_no_reason() -> None:
+    def alike(x: Tensor) -> tuple[Tensor]:
+        torch._check(x.shape[0] == (x + 1).shape[0])
+        return (x * 2,)
+
+    right(padded(alike), alike, rows(40))
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [
@@ -40,6 +54,9 @@ def test_a_plan_by_hand_that_cannot_be_padded_fails_as_others_do_that_do_not_fit
         (lambda x: ((y := x + 1), y.t()), "output 0 shares memory with another output"),
         (lambda x: (x + torch.rand_like(x),), "draws random numbers"),
         (lambda x: (nn.functional.dropout(x, 0.1),), "draws random numbers"),
+        (lambda x: (x * x.shape[0] ** -0.5,), "it makes a float of a size that would be filled up"),
+        (lambda x: (x * 2, x.shape[0] / 3), "it makes a float of a size that would be filled up"),
+        (even, "it makes a comparison of a size that would be filled up"),
     ],
 )
 def test_what_cannot_be_padded_is_refused(call: Callable[..., Any], why: str) -> None:
@@ -110,7 +127,7 @@ def test_dropout_that_leaves_nothing_out_is_no_reason() -> None:
 
 def test_a_size_that_hangs_on_data_is_refused() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert refused(lambda x: (x.nonzero() + 1,), rows(40)) == "it has tensors that are not ordinary ones"
+        assert refused(lambda x: (x.nonzero() + 1,), rows(40)) == "a size hangs on data, at nonzero"
 
 
 def test_what_is_trained_is_refused() -> None:

@@ -184,6 +184,9 @@ def _check_ops(own: OwnSizes, watched: WatchedWrites, filled: Sequence[int]) -> 
         value = node.meta.get("example_value")
         if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and free_unbacked_symbols(value):
             raise _refused(f"a size hangs on data, at {node.name}")
+        if isinstance(value, (torch.SymFloat, torch.SymBool)) and value.node.expr.free_symbols:
+            made = "float" if isinstance(value, torch.SymFloat) else "comparison"
+            raise _refused(f"it makes a {made} of a size that would be filled up, at {node.name}")
 
 
 def _drop_numbers(gm: GraphModule) -> None:
