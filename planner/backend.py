@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from fuseplan.by_size import BySize, reading_of
 from fuseplan.capture.dynamo.forward_known import forward_known, runs_forward
-from fuseplan.capture.dynamo.own_sizes import with_own_sizes
+from fuseplan.capture.dynamo.own_sizes import size_reading, with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
@@ -132,6 +132,8 @@ def backend_by_size(
 
 def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
     """A program under one plan."""
+    varies = lookup.options.tune == "later" and bool(lookup.identity.symbols.seen())
+    reading = size_reading(lookup.gm, lookup.identity.symbols) if varies else None  # now: who compiles it may change it
     ahead = _Ahead(lookup)
     lookup.meanwhile = ahead
     choice = lookup.choose()
@@ -156,7 +158,7 @@ def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
         lookup.let_go()
     else:
         compiled = _following(compiled, lookup, choice, partial(_forget, programs, program))
-    return compiled if lookup.waits is None else lookup.waits.counted(compiled)
+    return compiled if lookup.waits is None else lookup.waits.counted(compiled, reading)
 
 
 def looked_up(

@@ -40,14 +40,12 @@ from fuseplan.runtime import Program
 from fuseplan.stats import count, waited
 from fuseplan.tuning_db import Hit, Miss, Query, Stale, StoredPlan
 from fuseplan.tuning_db.notify import notify
-from fuseplan.tuning_db.sizes import next_power
+from fuseplan.tuning_db.sizes import MOST_SIZES, fold
 
 Call = Callable[..., Any]
 CarryOut = Callable[[Chosen, GraphModule, Sequence[Any]], tuple[Program, Call]]
 Sizes = Any
 """The sizes of one call as they were read: a number, or several as a tuple."""
-MOST_SIZES = 4096
-"""Of so many choices of sizes the calls are counted one by one."""
 _GONE = (
     "disabled", "quarantined", "unverified", "rewrites forbidden", "weights not promised", "other launch", "other objective",
     "outside the tuned sizes",
@@ -264,21 +262,14 @@ class BySize:
         captured = self._is_captured()
         with self._changing:
             if len(self.calls) >= MOST_SIZES and sizes not in self.calls:
-                self._fold()
+                fold(self.calls)
+                self._runs.clear()
             run = self._run_of(sizes)
             if captured:  # to look at the arguments is to wait: the next call is told as the first
                 return run
             self._runs[sizes] = run
         self.new_sizes(self.reading.by_name(sizes), args)
         return run
-
-    def _fold(self) -> None:
-        """Forget all sizes, and count what they were called with the largest sizes that are alike."""
-        for sizes in list(self.calls):
-            alike = tuple(map(next_power, sizes)) if isinstance(sizes, tuple) else next_power(sizes)
-            if alike != sizes:
-                self.calls[alike] += self.calls.pop(sizes, 0)
-        self._runs.clear()
 
     def _run_of(self, sizes: Sizes) -> Call:
         """What runs a call of these sizes."""

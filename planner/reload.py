@@ -63,7 +63,7 @@ class Follower:
     def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What was compiled, which sees to it that it is called for the last time, where that is so."""
 
-        def before() -> None:
+        def before(*_: Any) -> None:
             if is_computed_again():
                 _computed_again.add(self.compilation.code)
             elif self.due is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fuseplan.errors import StoreError
 
+MOST_SIZES = 4096
+"""Of so many choices of sizes the calls are counted one by one."""
 _NUMBERED = re.compile(r"(.*?)(\d*)")
 _SPAN = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,40})=(-?\d{1,18})\.\.(-?\d{1,18})")
 
@@ -80,6 +83,20 @@ def next_power(size: int) -> int:
     (64, 64, 1)
     """
     return 1 << max(0, size - 1).bit_length()
+
+
+def fold(calls: MutableMapping[Any, int]) -> None:
+    """Count the calls with each choice of sizes, a number or several, as calls with the largest sizes of its box: of many each has a count.
+
+    >>> calls = {33: 2, 64: 1, 65: 4}
+    >>> fold(calls)
+    >>> calls
+    {64: 3, 128: 4}
+    """
+    for sizes in list(calls):
+        alike = tuple(map(next_power, sizes)) if isinstance(sizes, tuple) else next_power(sizes)
+        if alike != sizes:
+            calls[alike] = calls.get(alike, 0) + calls.pop(sizes, 0)
 
 
 def _numbered(name: str) -> tuple[str, int]:

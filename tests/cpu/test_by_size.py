@@ -30,6 +30,7 @@ from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.stats import stats
 from fuseplan.tuning.queue import boxes
+from fuseplan.tuning.queue import waiting as waiting_module
 from fuseplan.tuning.queue.waiting import keep_counts, waiting
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
 
@@ -300,10 +301,23 @@ def test_a_plan_that_does_not_fit_leaves_its_box_to_the_default(own_database: Pa
     store.close()
 
 
-def test_calls_are_counted_by_size_and_wait_box_by_box(own_database: Path) -> None:
-    compiled = fuseplan.compile(scaled, tune="later")
+def trained(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y[0]).cos().sum()
+
+
+def step(compiled: Callable[..., Any], size: int) -> None:
+    x, y = arguments(size)
+    compiled(x, y.requires_grad_()).backward()
+    assert y.grad is not None
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["run by size", "trained"])
+def test_calls_are_counted_by_size_and_wait_box_by_box(own_database: Path, trains: bool) -> None:
+    """Of what is trained, which runs under one plan for all sizes of a box, too."""
+    compiled = fuseplan.compile(trained if trains else scaled, tune="later")
     for size, calls in ((40, 6), (50, 3), (9, 25), (300, 2)):
-        right(compiled, *[size] * calls)
+        for _ in range(calls):
+            step(compiled, size) if trains else right(compiled, size)
     keep_counts()
     store = Store(Places(own_database))
     found = {
@@ -343,10 +357,15 @@ def test_a_plan_that_was_vetted_for_all_sizes_is_vetted_anew_by_size(
     store.close()
 
 
-def test_of_many_sizes_the_calls_are_counted_by_box(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_size, "MOST_SIZES", 8)
-    compiled = fuseplan.compile(scaled, tune="later")
-    right(compiled, *range(33, 65))
+@pytest.mark.parametrize("trains", [False, True], ids=["run by size", "trained"])
+def test_of_many_sizes_the_calls_are_counted_by_box(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    for module in (by_size, waiting_module):
+        monkeypatch.setattr(module, "MOST_SIZES", 8)
+    compiled = fuseplan.compile(trained if trains else scaled, tune="later")
+    for size in range(33, 65):
+        step(compiled, size) if trains else right(compiled, size)
     keep_counts()
     store = Store(Places(own_database))
     (trace,) = waiting(store)

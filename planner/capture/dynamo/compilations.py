@@ -140,11 +140,11 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def calling_first(before: Callable[[], None], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What was compiled, with something done first at each call. Of what is to be pickled Dynamo wants the very object.
+def calling_first(before: Callable[..., None], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What was compiled, with something done first at each call, of its arguments. Of what is to be pickled Dynamo wants the very object.
 
-    >>> calling_first(lambda: print("first"), lambda x: x + 1)(1)
-    first
+    >>> calling_first(lambda x: print("first", x), lambda x: x + 1)(1)
+    first 1
     2
     """
     if hasattr(compiled, "serialize_compile_artifacts"):
@@ -152,7 +152,7 @@ def calling_first(before: Callable[[], None], compiled: Callable[..., Any]) -> C
 
     @wraps(compiled)  # Dynamo looks for what a backend has said of it
     def call(*args: Any) -> Any:
-        before()
+        before(*args)
         return compiled(*args)
 
     return call

@@ -15,6 +15,7 @@ import torch
 from fuseplan.capture.dynamo.compilations import calling_first
 from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.dynamo.own_sizes import SizeReading
 from fuseplan.capture.trace.calls import Calls, larger
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
@@ -28,7 +29,7 @@ from fuseplan.tuning.traces import box_of, device_of, sizes_of
 from fuseplan.tuning_db import Box, Environment, Store
 from fuseplan.tuning_db.columns import MAX_TRACE
 from fuseplan.tuning_db.environment import memory_of
-from fuseplan.tuning_db.sizes import STATIC
+from fuseplan.tuning_db.sizes import MOST_SIZES, STATIC, fold
 
 
 def put(program: str, gm: Any, example_inputs: Sequence[Any], store: Store, promises: bool = True) -> CallsOf:
@@ -79,12 +80,26 @@ class CallsOf:
     _kept: int = 0
     """How many calls were there when all were written down last."""
 
-    def counted(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """What was compiled, with its calls counted."""
-        return calling_first(self._count, compiled)
+    def counted(self, compiled: Callable[..., Any], reading: SizeReading | None = None) -> Callable[..., Any]:
+        """What was compiled, with its calls counted: by the sizes that a call shows, where they vary."""
+        return calling_first(self._count if reading is None else self._counting(reading), compiled)
 
-    def _count(self) -> None:
+    def _count(self, *_: Any) -> None:
         self.calls += 1
+
+    def _counting(self, reading: SizeReading) -> Callable[..., None]:
+        calls: dict[Any, int] = {}
+        met = self.follows(reading.names, calls)
+
+        def count(*args: Any) -> None:
+            sizes = reading.read(args)
+            if sizes not in calls:
+                if len(calls) >= MOST_SIZES:
+                    fold(calls)
+                met(reading.by_name(sizes), args)
+            calls[sizes] = calls.get(sizes, 0) + 1
+
+        return count
 
     def follows(
         self, names: tuple[str, ...], calls: Mapping[Any, int]
