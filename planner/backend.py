@@ -150,6 +150,7 @@ def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
             program, compiled = _carried_out(choice, lookup)
         if verifies:
             compiled = guarded(lookup, choice, program, compiled, default)
+    lookup.complain()
     lookup.hold()
     count("programs")
     count(f"programs under plan {program.plan.host}")

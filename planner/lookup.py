@@ -81,6 +81,7 @@ class Lookup:
         """What this process may do while workers tune the program."""
         self.waits: CallsOf | None = None
         """Who counts the calls of a program that waits to be tuned."""
+        self._complaint = ""
         self.unusable = False
         """Whether the database could not be asked: its answer may be another the next time."""
 
@@ -334,8 +335,16 @@ class Lookup:
         count("programs put into the queue")
         return f"it waits for fuseplan tune --queue{self.options.wanted.option}"
 
+    def complain(self) -> None:
+        """Say that the program could not be tuned, where that is so. Once it is compiled: Dynamo begins anew where that shows that a number
+        which it took for an input is none, and nobody runs what it had.
+        """
+        if self._complaint:
+            notify(self._complaint)
+            self._complaint = ""
+
     def _untuned(self, why: str) -> Chosen:
-        notify(f"a program could not be tuned, and runs under the default: {why}")
+        self._complaint = f"a program could not be tuned, and runs under the default: {why}"
         return self.default(f"it could not be tuned: {why}")
 
 

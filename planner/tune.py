@@ -50,6 +50,7 @@ from fuseplan.tuning.queue.staying import staying_workers
 from fuseplan.tuning.queue.waiting import waiting
 from fuseplan.tuning.traces import EITHER, box_of, launches_on
 from fuseplan.tuning_db import Store, clock, places
+from fuseplan.tuning_db.files import Absent
 from fuseplan.tuning_db.resume import failed_lately
 
 __all__ = ["Tuner", "agenda", "tune", "tune_online"]
@@ -342,6 +343,12 @@ def _agenda(
 def _opened(db: str | Path | None, *, reading: bool = False, there: bool = False) -> Iterator[Store]:
     store = Store(places(os.environ, db), reading=reading)
     try:
-        yield store.required(there=there)
+        try:
+            found = store.required(there=there)
+        except Absent as absent:
+            raise Absent(
+                f"{absent}: nothing waits yet. Programs come to wait in it where they run with option tune=later"
+            ) from None
+        yield found
     finally:
         store.close()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -47,6 +47,9 @@ _CPU_CALLS = 1000
 class _LiveClock(ABC):
     """What both clocks share: candidates are added once they run, and a failing one is a LaneError."""
 
+    computes = False
+    """Whether it is this process that does the work, which takes as long as that computes unless something holds it up."""
+
     def __init__(self) -> None:
         self.lanes: dict[str, Any] = {}
 
@@ -66,10 +69,12 @@ class _LiveClock(ABC):
 
     def block(self, name: str) -> Sample:
         """Run one block of a candidate; LaneError if it fails."""
-        begin = perf_counter()
+        begin, computed = perf_counter(), process_time()
         with failing(), no_collection():
             device, host, wall = self._measure(self.lanes[name])
-        return Sample(device * 1e6, host * 1e6, wall * 1e6, perf_counter() - begin)
+        seconds, computed_s = perf_counter() - begin, process_time() - computed
+        held_up = seconds / max(computed_s, 1e-6) if self.computes else 0.0
+        return Sample(device * 1e6, host * 1e6, wall * 1e6, seconds, held_up)
 
     @abstractmethod
     def _prepare(self, calls: Iterator[Call], turns: int) -> Any: ...
@@ -93,6 +98,8 @@ class CpuClock(_LiveClock):
     >>> sample.device_us == sample.wall_us > 0, sample.host_us
     (True, 0.0)
     """
+
+    computes = True
 
     def _prepare(self, calls: Iterator[Call], turns: int) -> _CpuLane:
         times = [_seconds(next(calls)) for _ in range(3)]

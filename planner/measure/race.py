@@ -27,6 +27,9 @@ LONGER = 3
 """How many times as long it is worth to be in doubt about a gain that no two timings of one plan differ by."""
 SURELY = 0.99
 """The confidence with which a race of several ends before its time."""
+HELD_UP = 3.0
+"""A block that takes so many times as long as its process computes says nothing of what was timed: its threads waited for cores, or for each
+other while these did."""
 _LEAST_US = 1e-3
 """What a time counts for at least, so that it has a logarithm: a CPU has no host time of its own."""
 
@@ -39,10 +42,13 @@ class Sample:
     host_us: float
     wall_us: float
     seconds: float = 0.0
+    held_up: float = 0.0
+    """On a CPU, how many times as long the block took as all threads of its process computed together: by what else the machine does."""
 
     def rounded(self) -> Sample:
         """To the nanosecond, as it is stored: a race run again from the database must come out the same."""
-        return Sample(round(self.device_us, 3), round(self.host_us, 3), round(self.wall_us, 3), round(self.seconds, 6))
+        times = (round(us, 3) for us in (self.device_us, self.host_us, self.wall_us))
+        return Sample(*times, round(self.seconds, 6), round(self.held_up, 3))
 
 
 class Clock(Protocol):
@@ -151,12 +157,13 @@ class RaceResult:
         return judged(self.differences(name, to, metric), math.log1p(self.noise))
 
     def median_noise(self, metric: str) -> float:
-        """How far the incumbent was from itself in the middle one of its rounds, relative.
+        """How far the incumbent was from itself in the middle one of its rounds, relative, or more where it was held up.
 
         The noise is as large as the largest difference where the rounds are few; this is large only where the times of half
         of them are wrong, so that medians tell nothing.
         """
-        return math.expm1(median(map(abs, self.differences(AGAIN, self.incumbent, metric))))
+        own = math.expm1(median(map(abs, self.differences(AGAIN, self.incumbent, metric))))
+        return max(own, _noise_of_others(self.lane(self.incumbent)))
 
 
 def race(
@@ -344,7 +351,8 @@ class _Race:
 
     def result(self) -> RaceResult:
         lanes = tuple(self._compared(lane) for lane in self.lanes.values())
-        return RaceResult(self.incumbent, self._winner(), round(math.expm1(self._noise()), 6), self.rounds, lanes)
+        noise = max(math.expm1(self._noise()), _noise_of_others(self.lanes[self.incumbent]))
+        return RaceResult(self.incumbent, self._winner(), round(noise, 6), self.rounds, lanes)
 
     def _compared(self, lane: Lane) -> Lane:
         differences = self._differences(lane.name, self.incumbent, self.rule.by[0])
@@ -355,6 +363,16 @@ class _Race:
         if math.isinf(high):
             return replace(lane, ratio=ratio)
         return replace(lane, ratio=ratio, low=round(math.exp(low), 6), high=round(math.exp(high), 6))
+
+
+def _noise_of_others(lane: Lane) -> float:
+    """The noise of a candidate that was held up in the middle one of its blocks, however alike its times are; else none.
+
+    >>> [_noise_of_others(Lane("a", (Sample(9.0, 0.0, 9.0, held_up=times),) * 3)) for times in (1.1, 40.0)]
+    [0.0, 39.0]
+    """
+    held_up = median([sample.held_up for sample in lane.samples] or [0.0])
+    return held_up - 1 if held_up >= HELD_UP else 0.0
 
 
 def _differences(lane: Lane, to: Lane, metric: str) -> list[float]:

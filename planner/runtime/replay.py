@@ -28,14 +28,15 @@ Callee = Callable[..., Any]
 
 def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
     """Return what runs `gm` under `plan`, and note in `program` what became of it."""
-    count("compilations")
     applied = _as_far_as_fuel_goes(plan, program)
     found = rewritten(gm, applied)
     program.rewrites = list(found.lines)
     fewer = len(applied) < len(plan.rewrites)
     # what is carved out is of the graphs that all rewrites make, and no fuel is left for it
     plan = program.plan = replace(plan, rewrites=found.rewrites, carve_outs=() if fewer else plan.carve_outs)
-    return program.merging.around(found.gm, example_inputs, partial(_compiled, plan, found.gm, program=program))
+    compiled = program.merging.around(found.gm, example_inputs, partial(_compiled, plan, found.gm, program=program))
+    count("compilations")  # what fails here is none: Dynamo begins anew where a number turns out to be no input
+    return compiled
 
 
 def _compiled(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:

@@ -63,7 +63,7 @@ def to_json(value: Any, kind: Any = None) -> str:
 
     >>> from fuseplan.measure.race import Sample
     >>> to_json(Sample(1.0, 2.0, 3.5))
-    '{"device_us":1.0,"host_us":2.0,"wall_us":3.5,"seconds":0.0}'
+    '{"device_us":1.0,"host_us":2.0,"wall_us":3.5,"seconds":0.0,"held_up":0.0}'
     """
     try:
         return json.dumps(plain(value, kind), separators=(",", ":"), allow_nan=False)
@@ -82,7 +82,7 @@ def from_json(kind: Any, text: str | bytes) -> Any:
     >>> from_json(Sample, '{"device_us":1.0,"host_us":2.0,"wall_us":"3"}')
     Traceback (most recent call last):
     ...
-    fuseplan.wire.codec.CodecError: Sample misses seconds
+    fuseplan.wire.codec.CodecError: Sample misses held_up, seconds
     """
     try:
         data = json.loads(text, parse_constant=_no_constant)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fuseplan
 from fuseplan.backend import programs_of
 from fuseplan.capture.dynamo.program import ProgramKey, program_key
 from fuseplan.capture.dynamo.settled import settled
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan
@@ -111,3 +114,25 @@ def read(x: Tensor, y: Tensor) -> Tensor:
 def test_a_float_that_it_reads_from_a_tensor_is_none_of_its_sizes(own_database: Path) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
         test_it_is_compiled_once_and_has_plans_in_its_boxes(own_database, read, Plan("aten"))
+
+
+def test_of_what_dynamo_throws_away_nobody_is_told_that_it_was_not_tuned(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all sizes dynamic it takes a layer norm's epsilon for an input, until Inductor shows that it is none."""
+    tried = list[int]()
+
+    def tune(gm: Any, example_inputs: Any, *_: Any) -> None:
+        tried.append(len(example_inputs))
+        write_trace(gm, example_inputs)
+
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", tune)
+    model, before = nn.LayerNorm(8).eval(), fuseplan.stats()
+    compiled = torch.compile(model, dynamic=True, backend="fuseplan", options={"tune": "instant"})
+    x = torch.randn(3, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(tried) == 2
+    assert tried[0] > tried[1]
+    assert fuseplan.stats()["compilations"] - before.get("compilations", 0) == 1

@@ -14,6 +14,7 @@ from fuseplan.measure.clocks import CpuClock
 from fuseplan.measure.environment import Flags, environment, run_facts
 from fuseplan.measure.failures import COMPILE, RUN, failure, line
 from fuseplan.measure.memory import Peak
+from fuseplan.measure.race import HELD_UP
 
 
 def test_the_clock_of_a_cpu() -> None:
@@ -27,6 +28,7 @@ def test_on_a_cpu_all_time_is_device_time() -> None:
     sample = clock.block("pause")
     assert sample.device_us == sample.wall_us >= 1000
     assert sample.host_us == 0
+    assert sample.held_up > HELD_UP, "nobody computes meanwhile"
 
 
 def test_the_environment_follows_the_flags_of_the_process() -> None:

@@ -277,12 +277,12 @@ def test_the_command_works_the_queue_off(own_database: Path) -> None:
     [
         (["tune"], "name a TRACE, or give --queue or --stale."),
         (["tune", "--queue", "trace.json"], "name either a TRACE or --queue, not both."),
-        (["tune", "--queue", "--db", "none.db"], "there is no file "),
+        (["tune", "--queue", "--db", "none.db"], "there is no file {folder}/none.db: nothing waits yet. Programs come"),
     ],
 )
 def test_a_wrong_call(words: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran = CliRunner().invoke(main, words)
     assert ran.exit_code == 2
-    assert ran.stderr.startswith(f"Error: {complaint}")
+    assert ran.stderr.startswith(f"Error: {complaint.format(folder=tmp_path)}")
     assert list(tmp_path.iterdir()) == []

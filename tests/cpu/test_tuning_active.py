@@ -19,7 +19,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion, VetPlan
 from fuseplan.models import Cost, Machine, Question, Roofline, Row
 from fuseplan.tune import Tuner, tune
-from fuseplan.tuning.effort import FULL, NONE, QUICK
+from fuseplan.tuning.effort import FULL, GREEDY_SHARE, NONE, QUICK
 from fuseplan.tuning.program import tuner
 from fuseplan.tuning.program.acquisition import AUDITED_FROM
 from fuseplan.tuning.program.combine import Settings
@@ -191,7 +191,7 @@ def test_torchs_own_defaults_are_waited_for_and_nvfusers_for_a_while(trace: Trac
     store.close()
     limits = {job.entry.name: job.limit_s for job in pool.jobs if isinstance(job, VetPlan)}
     assert limits["inductor"] is limits["eager"] is None
-    assert limits["nvfuser-greedy"] == 40.0
+    assert limits["nvfuser-greedy"] == QUICK.wall_s * GREEDY_SHARE
 
 
 def test_a_model_that_there_is_not_is_refused(trace: Trace) -> None:

@@ -310,3 +310,15 @@ def test_the_same_samples_give_the_same_result_to_the_byte(samples: dict[str, li
         (samples[names[0]] * 25)[: 2 * results[0].rounds], key=repr
     )  # every block of the incumbent is kept, whichever lane it was for
     assert results[0].winner in names
+
+
+@pytest.mark.parametrize(
+    ("times", "busy"), [((1.0, 1.1, 0.6), False), ((1.0, 40.0, 1.0), False), ((40.0, 30.0, 1.0), True)]
+)
+def test_threads_that_wait_for_cores_are_noise_however_alike_the_times(times: tuple[float, ...], busy: bool) -> None:
+    """Of a machine that is busy all the while each round is as slow as the next, and who wins is who was held up the least."""
+    slow = [Sample(1e5, 0.0, 1e5, 0.1, one) for one in times]
+    clock = ReplayClock({"inductor": slow, "eager": [replace(one, wall_us=8e4) for one in slow]})
+    result = race(["inductor", "eager"], clock, incumbent="inductor")
+    assert (result.noise > NOISY) is busy
+    assert (result.median_noise("wall_us") > NOISY) is busy
