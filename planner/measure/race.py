@@ -47,8 +47,8 @@ class Sample:
 
     def rounded(self) -> Sample:
         """To the nanosecond, as it is stored: a race run again from the database must come out the same."""
-        times = (round(us, 3) for us in (self.device_us, self.host_us, self.wall_us))
-        return Sample(*times, round(self.seconds, 6), round(self.held_up, 3))
+        device_us, host_us, wall_us = (round(us, 3) for us in (self.device_us, self.host_us, self.wall_us))
+        return Sample(device_us, host_us, wall_us, round(self.seconds, 6), round(self.held_up, 3))
 
 
 class Clock(Protocol):
