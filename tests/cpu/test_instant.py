@@ -262,9 +262,9 @@ def test_its_seconds_are_those_beyond_what_compiling_takes_anyway(monkeypatch: p
     now = [0.0]
     monkeypatch.setattr("fuseplan.tuning.program.budget.monotonic", lambda: now[0])
     budget, other = (Budget(effort, on_gpu=True, started=0.0) for effort in (INSTANT, QUICK))
-    now[0] = 70.0
-    assert (budget.left_s, other.left_s) == (INSTANT.wall_s, QUICK.wall_s - 70)
-    budget.default_took(60.0)
+    now[0] = 40.0
+    assert (budget.left_s, other.left_s) == (INSTANT.wall_s, QUICK.wall_s - 40)
+    budget.default_took(30.0)
     budget.default_took(10.0)  # under another launch
     assert budget.left_s == INSTANT.wall_s - 10
     assert (budget.prepares, budget.keeps, other.prepares, other.keeps) == (False, True, True, False)
