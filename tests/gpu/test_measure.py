@@ -197,6 +197,9 @@ def test_programs_race_under_every_launch(workers: Workers, train: bool, ahead: 
     )
     vetted = workers.map([VetPlan(trace, side, race=ahead) for side in sides])
     assert [(o.status, o.detail) for o in vetted] == [("ok", "")] * len(sides)
+    seen = {row.name: row.call_us for outcome in vetted for row in outcome.rows if row.call_us is not None}
+    assert seen.keys() == (set() if train else {"graph", "aten graph"})
+    assert all(0 < us < 1e4 for us in seen.values()), "a replay, and not what it took to compile"
     if ahead:  # what the racer has prepared does not mind what it does meanwhile
         (regions,) = workers.map([RaceRegion(REGION, (("aten", "default"), ("inductor", "default")))])
         assert [row.status for row in regions.rows] == ["ok", "ok"]
