@@ -98,12 +98,12 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
     """Tune, compile and race; False where what is left is for another process."""
     given = task.arguments
     report.put(commit=commit(), gpu=_gpu(), effort=given["effort"])
-    report.put(budget_s=given.get("budget_s") or Effort.named(given["effort"]).wall_s)
     case = case_of(task.name)
     launches = {TUNED[side] for side in given["sides"] if side in TUNED}
     known_tuning = report.fields.get("tuning", {})
     if "failed" not in known_tuning and not launches <= known_tuning.get("launches", {}).keys():
-        time.need(report.fields["budget_s"] * len(launches) + MARGIN_S, "tuning")
+        budget_s = given.get("budget_s") or Effort.named(given["effort"]).wall_s
+        time.need(budget_s * len(launches) + MARGIN_S, "tuning")
         report.at("loading, to be traced")
         try:
             with undisturbed():
@@ -111,7 +111,7 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
         except Exception as error:  # noqa: BLE001 - a model that cannot be tuned is still measured
             check_device(error)
             tuning = {"failed": ": ".join(failure(error, RUN))}
-        report.put(tuning=tuning, seconds=report.seconds())
+        report.put(tuning=tuning, budget_s=budget_s, seconds=report.seconds())
     report.at("loading")
     model, inputs = load(case, given["device"])
     report.put(library=type(model).__module__.partition(".")[0])

@@ -132,8 +132,10 @@ def backend_by_size(
 
 def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
     """A program under one plan."""
-    varies = lookup.options.tune == "later" and bool(lookup.identity.symbols.seen())
-    reading = size_reading(lookup.gm, lookup.identity.symbols) if varies else None  # now: who compiles it may change it
+    reading = None
+    if lookup.options.tune == "later" and lookup.identity.symbols.seen():
+        with suppress(Exception):  # a count ends no compilation
+            reading = size_reading(lookup.gm, lookup.identity.symbols)  # now: who compiles it may change it
     ahead = _Ahead(lookup)
     lookup.meanwhile = ahead
     choice = lookup.choose()

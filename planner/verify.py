@@ -17,6 +17,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment, run_facts
 from fuseplan.measure.jobs import Capture
 from fuseplan.measure.pool import Workers
+from fuseplan.noise import NOISY
 from fuseplan.tuning.effort import QUICK, RACE_SHARE
 from fuseplan.tuning.program.baseline import defaults, planned
 from fuseplan.tuning.program.evidence import raced_of
@@ -183,6 +184,8 @@ def _standing(
     if stored.word == "pinned":
         return replace(stored, detail=PINNED)
     assert verdict is not None  # since this plan took part in the race
+    if verdict.result.noise > NOISY:
+        return replace(stored, detail="the machine was too busy to tell: verify it again when it is not")
     if entry.name == verdict.winner.name:
         return _evidence(services, of, stored, verdict, "default" if entry.default else "tuned")
     why = (

@@ -88,15 +88,19 @@ def next_power(size: int) -> int:
 def fold(calls: MutableMapping[Any, int]) -> None:
     """Count the calls with each choice of sizes, a number or several, as calls with the largest sizes of its box: of many each has a count.
 
-    >>> calls = {33: 2, 64: 1, 65: 4}
+    >>> calls = {33: 2, 64: 1, 65: 4, -3: 1}
     >>> fold(calls)
     >>> calls
-    {64: 3, 128: 4}
+    {64: 3, -3: 1, 128: 4}
     """
     for sizes in list(calls):
-        alike = tuple(map(next_power, sizes)) if isinstance(sizes, tuple) else next_power(sizes)
+        alike = tuple(map(_largest, sizes)) if isinstance(sizes, tuple) else _largest(sizes)
         if alike != sizes:
             calls[alike] = calls.get(alike, 0) + calls.pop(sizes, 0)
+
+
+def _largest(size: int) -> int:
+    return next_power(size) if size > 0 else size
 
 
 def _numbered(name: str) -> tuple[str, int]:

@@ -53,6 +53,7 @@ def ask(call: Call, inputs: Sequence[Proxy], options: Mapping[str, Any]) -> Answ
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Call:
         _, lookup = looked_up(gm, example_inputs, options)
         found.append((lookup.identity.key, lookup.choose(leaves_small=False)))
+        lookup.complain()
         given = [None] * len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
         return lambda *_: given
 

@@ -444,6 +444,8 @@ def test_a_default_of_ours_that_is_far_behind_does_not_race(
         else [f"layer: {greedy} does not race: its calls took 900.0 µs, and those of inductor, cudagraph 500.0 µs"]
     )
     assert (("cudagraph", "nvfuser-greedy") in timed_by(trace, store)) is races
+    (row,) = [one for one in found.timed if one.name == greedy]
+    assert row.detail.startswith("it did not race: its calls took 900.0 µs") is not races
     assert {job.entry.name for job in pool.jobs if isinstance(job, VetPlan) and job.if_near} == (
         set() if effort.name == FULL.name else {greedy, "nvfuser-greedy"} & set(pool.vetted)
     )

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-_UNKNOWN = Tensor()
-"""What gives nothing that is known may give anything."""
+_UNKNOWN = object()
+"""What gives nothing that is known may give a tensor."""
 
 
 def computes(gm: GraphModule) -> bool:
@@ -39,4 +39,5 @@ def _is_of_tensors(node: Node) -> bool:
         return any(isinstance(one, Tensor) for one in given)
     if not node.all_input_nodes:
         return "example_value" not in node.meta
-    return any(isinstance(one.meta.get("example_value", _UNKNOWN), Tensor) for one in node.all_input_nodes)
+    values = [one.meta.get("example_value", _UNKNOWN) for one in node.all_input_nodes]
+    return any(value is _UNKNOWN or isinstance(value, Tensor) for value in values)

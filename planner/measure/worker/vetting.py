@@ -29,6 +29,8 @@ from fuseplan.measure.worker.stand_in import failed_regions, stand_in
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.tuning.traces import may_train
 
+_AHEAD = 4_000_000
+"""So many cycles of a GPU, two milliseconds, does a call get to be launched before it is timed."""
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest, once it is captured at all."""
 
@@ -200,6 +202,7 @@ class _Trial:
 
         def timed(*args: Any) -> Any:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(_AHEAD)  # meanwhile it is launched, however busy the host is
             start.record()
             given = compiled(*args)
             end.record()

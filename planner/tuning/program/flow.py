@@ -226,7 +226,7 @@ class Stages:
     ) -> tuple[Verdict | None, list[RaceEntry]]:
         """The verdict on those that are `fit`, and what raced: all those of one launch before those of the next."""
         rows = checks.rows
-        fit = with_room(self._near(fit, checks), rows, self.services.environment, able)
+        fit = self._near(with_room(fit, rows, self.services.environment, able), checks)
         racing = [entry for search in able for entry in search.entries.of(fit)]
         if (likely := _likely(racing)) is not None:
             self.services.expects(planned(likely))
@@ -250,7 +250,9 @@ class Stages:
         }
         for one, best in behind.items():
             took, least = (f"{checks.rows[each.name].call_us:,.1f} µs" for each in (one, best))
-            self.services.note(f"{one.name} does not race: its calls took {took}, and those of {best.name} {least}")
+            told = f"its calls took {took}, and those of {best.name} {least}"
+            self.services.note(f"{one.name} does not race: {told}")
+            checks.hear({one.name: replace(checks.rows[one.name], detail=f"it did not race: {told}")})
         return [one for one in fit if one not in behind]
 
     def _settled(

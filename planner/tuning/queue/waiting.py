@@ -82,18 +82,20 @@ class CallsOf:
 
     def counted(self, compiled: Callable[..., Any], reading: SizeReading | None = None) -> Callable[..., Any]:
         """What was compiled, with its calls counted: by the sizes that a call shows, where they vary."""
-        return calling_first(self._count if reading is None else self._counting(reading), compiled)
+        return calling_first(self._count if reading is None else self._count_by(reading), compiled)
 
     def _count(self, *_: Any) -> None:
         self.calls += 1
 
-    def _counting(self, reading: SizeReading) -> Callable[..., None]:
+    def _count_by(self, reading: SizeReading) -> Callable[..., None]:
         calls: dict[Any, int] = {}
         met = self.follows(reading.names, calls)
 
         def count(*args: Any) -> None:
             sizes = reading.read(args)
             if sizes not in calls:
+                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                    return  # to look at the arguments is to wait, which ends what is captured
                 if len(calls) >= MOST_SIZES:
                     fold(calls)
                 met(reading.by_name(sizes), args)
