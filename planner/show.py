@@ -14,7 +14,7 @@ from fuseplan.looking.subject import opened
 from fuseplan.looking.words import device_of, fields_of, table, times, us
 from fuseplan.tuning_db.resume import Failure, failures
 from fuseplan.tuning_db.staleness import stale_in
-from fuseplan.tuning_db.words import Listed, listed, summary
+from fuseplan.tuning_db.words import Listed, begins, listed, summary
 
 STANDINGS = ("tuned", "default", "unverified", "quarantined", "pinned", "disabled")
 _LONGEST = 36
@@ -87,9 +87,12 @@ def show(
     told = (
         one
         for one in failed
-        if any(text.startswith(wanted) for text in (one.program, one.name))
-        and name.lower() in one.name.lower()
-        and any(device.lower() in text.lower() for text in (one.device, one.kind))
+        if one.program.startswith(wanted)
+        or (
+            begins(one.name, wanted)
+            and name.lower() in one.name.lower()
+            and any(device.lower() in text.lower() for text in (one.device, one.kind))
+        )
     )
     plans = tuple(
         one

@@ -50,9 +50,18 @@ def listed(store: Store, wanted: str = "") -> list[Listed]:
     chosen = [
         one
         for one in found
-        if any(text.startswith(wanted) for text in (one.stored.key, one.stored.program, one.name or ""))
+        if any(text.startswith(wanted) for text in (one.stored.key, one.stored.program)) or begins(one.name, wanted)
     ]
     return sorted(chosen, key=lambda one: (one.stored.changed_at, one.stored.key), reverse=True)
+
+
+def begins(name: str | None, wanted: str) -> bool:
+    """Whether the name of a program begins so, or what stands in it behind the script that it was recorded from.
+
+    >>> [begins("train.Roberta", wanted) for wanted in ("train", "Rob", "ain")], begins(None, "train")
+    ([True, True, False], False)
+    """
+    return name is not None and any(text.startswith(wanted) for text in (name, name.partition(".")[2]))
 
 
 def programs_named(store: Store, wanted: str) -> list[str]:
@@ -60,7 +69,7 @@ def programs_named(store: Store, wanted: str) -> list[str]:
     if not wanted:
         return []
     programs = {one.stored.program: None for one in listed(store, wanted)}  # the one with the latest plan first
-    programs |= {key: None for key, name in store.program_names().items() if name.startswith(wanted)}
+    programs |= {key: None for key, name in store.program_names().items() if begins(name, wanted)}
     return list(programs | dict.fromkeys(sorted(store.programs(wanted))))
 
 

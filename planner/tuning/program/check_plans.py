@@ -9,7 +9,7 @@ from time import monotonic
 
 from fuseplan.durations import spelled
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.far_behind import is_ours
+from fuseplan.measure.far_behind import dropped, is_ours
 from fuseplan.measure.jobs import Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.tuning.effort import LATE, LEAST_LIMIT_S, PATIENCE_S
@@ -125,7 +125,10 @@ class TimedChecks:
     def _stream(self) -> None:
         """Check what waits, as long as there is time for it."""
         found = self.services.stream(CHECKING, self._ask, self._heard)
-        self.budget.checked(outcome for outcome in found if outcome.profile is None)
+        left = dropped(self._asked_for, self.rows) if self.drops else set()
+        self.budget.checked(
+            one for one in found if one.profile is None and not any(row.name in left for row in one.rows)
+        )
         self._racer = replace(self._racer, preparing=0)
 
     def _ask(self, standing: Standing) -> list[Job]:
@@ -256,9 +259,7 @@ class TimedChecks:
         return entry in self._waiting or entry.name in self._beside
 
     def _candidates(self, idle: int) -> list[RaceEntry]:
-        """Those that so many workers begin with now. A plan that is right under one launch is not often faster under another: it comes
-        after those that nobody has tried, or where there is no time for one of them.
-        """
+        """Those that so many workers begin with now. A plan that is right under one launch comes after those that nobody has tried."""
         if idle <= 0:
             return []
         waiting = self._left([one for one in self._waiting if not one.default])
@@ -318,9 +319,7 @@ class TimedChecks:
         return row is not None and row.status == "wrong" and bool(row.outputs) and not self._inquired
 
     def _inquire(self) -> None:
-        """Where torch.compile itself computes something else, find out why: a fault is told with its op, since whoever uses it without us
-        wants to know. What is rounding everywhere is right, and is checked once more as that.
-        """
+        """Where torch.compile itself computes something else, find out why, and tell at which op. What is rounding everywhere is right."""
         if not self._is_to_inquire:
             return
         row, self._inquired = self.rows[TORCHS], True
