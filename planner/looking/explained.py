@@ -224,7 +224,7 @@ def memory_told(stored: StoredPlan) -> str:
 def _raced_row(stored: StoredPlan, one: Raced) -> tuple[str, ...]:
     failed = "" if one.status == "ok" else f"{one.status}: {one.detail}"
     ratio = ratio_to(stored, one)
-    notes = [failed, "default" if one.default else "", "" if failed or ratio is not None else "not timed"]
+    notes = [failed, "default" if one.default else "", "" if failed or ratio is not None else one.detail or "not timed"]
     return (
         one.name, us(one.wall_us), times(ratio), us(one.predicted_us),
         "-" if one.peak_bytes is None else spelled_bytes(one.peak_bytes), ", ".join(note for note in notes if note),
