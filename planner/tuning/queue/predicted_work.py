@@ -64,7 +64,7 @@ def tuning_work(trace: Trace, box: Box, effort: Effort, numerics: str = "") -> T
     >>> fields = {"modes": {"autocast": {}, "grad": False, "default": "float32"}, "inputs": [{"kind": "size"}], "nodes": [node]}
     >>> work = tuning_work(Trace("ab", "", fields), Box(), Effort.named("quick"))
     >>> work.own_ms, list(work.stretches.values()), work.alone_ms
-    (48180, [3250], 51430)
+    (32180, [3250], 35430)
     """
     trains = _trains(trace.fields)
     context = _context(trace, [box.text, numerics, trains])
