@@ -53,7 +53,7 @@ def planted_path() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workers(planted_path: None) -> Iterator[Workers]:
-    limits = Limits(region_s=5.0, memory_bytes=2**30)
+    limits = Limits(region_s=10.0, memory_bytes=2**30)
     with Workers("cpu", vetters=2, limits=limits, flags=FLAGS, plant="planted:executors") as pool:
         yield pool
 
@@ -62,7 +62,7 @@ def test_each_failure_is_a_row_and_the_rest_goes_on(workers: Workers) -> None:
     faults = {
         "aten": ("ok", ""),
         "abort": ("crashed", "died of SIGABRT during checking"),
-        "hang": ("timeout", "checking of hang took more than 5 s"),
+        "hang": ("timeout", "checking of hang took more than 10 s"),
         "fill_memory": ("out-of-memory", "raises"),
         "wrong_values": ("wrong", "output 0"),
         "wrong_strides": ("wrong", "output 0: strides (1, 8)"),
