@@ -87,12 +87,9 @@ def show(
     told = (
         one
         for one in failed
-        if one.program.startswith(wanted)
-        or (
-            begins(one.name, wanted)
-            and name.lower() in one.name.lower()
-            and any(device.lower() in text.lower() for text in (one.device, one.kind))
-        )
+        if (one.program.startswith(wanted) or begins(one.name, wanted))
+        and name.lower() in one.name.lower()
+        and any(device.lower() in text.lower() for text in (one.device, one.kind))
     )
     plans = tuple(
         one

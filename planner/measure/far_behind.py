@@ -37,18 +37,17 @@ def far_behind(entry: RaceEntry, others: Iterable[RaceEntry], rows: Mapping[str,
     return fastest if FAR * known[fastest] <= mine else None
 
 
-def dropped(entries: Iterable[RaceEntry], rows: Mapping[str, OutcomeRow]) -> set[str]:
-    """The names of the defaults of ours among some entries that are far behind others of these.
+def left_behind(entries: Iterable[RaceEntry], rows: Mapping[str, OutcomeRow]) -> dict[RaceEntry, RaceEntry]:
+    """The defaults of ours among some entries that are far behind others of these, each with the fastest.
 
     >>> from fuseplan.plan import Plan
-    >>> entries = [RaceEntry(host, Plan(host, launch="cudagraph"), default=True) for host in ("inductor", "aten")]
-    >>> [dropped(entries, {one.name: OutcomeRow(one.name, call_us=us) for one in entries}) for us in (9.0, None)]
-    [set(), set()]
-    >>> dropped(entries, {"inductor": OutcomeRow("inductor", call_us=9.0), "aten": OutcomeRow("aten", call_us=19.0)})
-    {'aten'}
+    >>> torchs, ours = (RaceEntry(host, Plan(host, launch="cudagraph"), default=True) for host in ("inductor", "aten"))
+    >>> rows = {"inductor": OutcomeRow("inductor", call_us=9.0), "aten": OutcomeRow("aten", call_us=19.0)}
+    >>> left_behind([torchs, ours], rows) == {ours: torchs}, left_behind([torchs, ours], {})
+    (True, {})
     """
     known = list(dict.fromkeys(entries))
-    return {one.name for one in known if is_ours(one) and far_behind(one, known, rows) is not None}
+    return {one: best for one in known if is_ours(one) and (best := far_behind(one, known, rows)) is not None}
 
 
 def _call_us(entry: RaceEntry, rows: Mapping[str, OutcomeRow]) -> float | None:

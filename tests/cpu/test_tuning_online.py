@@ -157,6 +157,8 @@ def test_what_failed_is_told_and_not_tried_again_before_it_may_work(
     assert len(pool.jobs) == asked
     failed = show(trace.key[:8]).failed
     assert [(one.program, one.effort, one.launch) for one in failed] == [(trace.key, "quick", "plain")]
+    assert show(name="SCALED").failed == show(device="cpu").failed == failed
+    assert show(name="other").failed == show(device="an H100").failed == show(trace.key, name="other").failed == ()
     for words in (["show"], ["explain", trace.key[:8], "--brief"]):
         assert str(failed[0]) in CliRunner().invoke(main, words).output
     with monkeypatch.context() as newer:

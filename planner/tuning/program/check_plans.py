@@ -9,7 +9,7 @@ from time import monotonic
 
 from fuseplan.durations import spelled
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.far_behind import dropped, is_ours
+from fuseplan.measure.far_behind import is_ours, left_behind
 from fuseplan.measure.jobs import Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.tuning.effort import LATE, LEAST_LIMIT_S, PATIENCE_S
@@ -125,7 +125,7 @@ class TimedChecks:
     def _stream(self) -> None:
         """Check what waits, as long as there is time for it."""
         found = self.services.stream(CHECKING, self._ask, self._heard)
-        left = dropped(self._asked_for, self.rows) if self.drops else set()
+        left = {one.name for one in left_behind(self._asked_for, self.rows)} if self.drops else set()
         self.budget.checked(
             one for one in found if one.profile is None and not any(row.name in left for row in one.rows)
         )

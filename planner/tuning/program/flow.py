@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.far_behind import far_behind, is_ours
+from fuseplan.measure.far_behind import left_behind
 from fuseplan.tuning.effort import FOLLOWING_BLOCKS, FULL, QUICK, Effort
 from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -245,9 +245,7 @@ class Stages:
 
     def _near(self, fit: Sequence[RaceEntry], checks: TimedChecks) -> list[RaceEntry]:
         """Those of what is `fit` that are not so far behind that nobody compiles them for their race."""
-        behind = {
-            one: best for one in fit if checks.drops and is_ours(one) and (best := far_behind(one, fit, checks.rows))
-        }
+        behind = left_behind(fit, checks.rows) if checks.drops else {}
         for one, best in behind.items():
             took, least = (f"{checks.rows[each.name].call_us:,.1f} µs" for each in (one, best))
             told = f"its calls took {took}, and those of {best.name} {least}"

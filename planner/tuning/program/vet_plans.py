@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fuseplan.judge.output import OTHERS, WIDER, Inquiry, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.far_behind import is_ours
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LEAST_LIMIT_S, PATIENCE_S
@@ -181,7 +182,7 @@ def right_of(entries: Iterable[RaceEntry], rows: Rows) -> list[RaceEntry]:
 
 def is_torchs(entry: RaceEntry) -> bool:
     """Whether it is a default of torch's own, which is waited for whatever it takes."""
-    return entry.default and planned(entry).host != "aten"
+    return entry.default and not is_ours(entry)
 
 
 def is_inductors(entry: RaceEntry) -> bool:
