@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 
-FAR = 1.3
+FAR = 1.2
 """So many times as long as another has a call of it to take. Workers look beside each other: by less it may have been disturbed."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,11 +14,21 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.measure.vetters import Ask
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
-from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LEAST_JUDGING_S, LONG_STEPS, PATIENCE_S, STARTING_S
+from fuseplan.tuning.effort import (
+    FULL,
+    JUDGING_SHARE,
+    LEAST_JUDGING_S,
+    LEAST_MEASUREMENT_S,
+    LONG_STEPS,
+    PATIENCE_S,
+    QUICK,
+    STARTING_S,
+)
 from fuseplan.tuning.program import budget, check_plans
 from fuseplan.tuning.program.baseline import defaults, planned
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import TimedChecks
+from fuseplan.tuning.program.measure import AT_ONCE, Measuring, Wanted
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.program.vet_plans import Rows
 from fuseplan.tuning.progress import Silent
@@ -180,7 +190,39 @@ def test_what_is_compiled_already_is_tried_where_nothing_else_is(monkeypatch: py
     monkeypatch.setattr(type(looking.services), "at_once", 2)
     looking.checked(entries)
     assert list(looking.rows) == ["inductor", "written, cudagraph", "inductor, cudagraph", "written"]
-    assert not looking.has_room
+    assert not looking.keep_room()
+
+
+@pytest.mark.parametrize("region_s", [0.5, 1.4, 3.0])
+@pytest.mark.parametrize("wall_s", [75.0, 90.0, 120.0])
+def test_what_is_measured_leaves_time_for_a_plan_that_is_made_of_it(
+    monkeypatch: pytest.MonkeyPatch, region_s: float, wall_s: float
+) -> None:
+    """Else it was measured for nothing. Where there is no time for one more plan, nothing is measured at all."""
+    host = Host(now=40.0)
+    rows = {name: OutcomeRow(name, compile_s=10.0) for name in ("inductor", "eager", "nvfuser-greedy", "written")}
+    looking = checks(monkeypatch, host, 0.005, rows)
+    looking.budget.effort = replace(QUICK, wall_s=wall_s)
+    looking.budget.traced_s = 1.5
+    measuring = Measuring(looking.services, looking.budget, cast("Any", None))
+    measured = []
+
+    def measure(wanted: Wanted) -> None:
+        host.now += region_s * len(wanted)
+        measured.extend(wanted)
+        looking.budget.regions_took(len(wanted), region_s * len(wanted))
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    has_room = looking.keep_room()
+    wanted: list[Any] = list(range(30))
+    through = measuring.in_time(wanted)
+    assert measured == wanted[: len(measured)]
+    assert through is (len(measured) == len(wanted))
+    assert has_room or not measured
+    if region_s <= LEAST_MEASUREMENT_S or len(measured) > AT_ONCE:  # what the first few take nobody knows
+        assert looking.keep_room() is has_room
+    if wall_s == 120.0 and region_s < LEAST_MEASUREMENT_S:
+        assert len(measured) > AT_ONCE
 
 
 def answering(host: Host, statuses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,7 +420,7 @@ class Looking(Racing):
     [
         (QUICK, 900.0, 500.0, False),
         (replace(QUICK, name=FULL.name), 900.0, 500.0, True),
-        (QUICK, 600.0, 500.0, True),
+        (QUICK, 590.0, 500.0, True),
         (QUICK, 900.0, 1000.0, True),
     ],
     ids=["far behind", "all race", "not far", "a better default"],

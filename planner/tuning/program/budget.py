@@ -17,6 +17,7 @@ from fuseplan.tuning.effort import (
     LATE,
     LEAST_JUDGING_S,
     LEAST_LIMIT_S,
+    LEAST_MEASUREMENT_S,
     LEAST_RACE_S,
     LEAST_REGION_S,
     LONG_S,
@@ -51,6 +52,11 @@ class Budget:
     """The time that measuring had the device to itself."""
     default_s: float | None = field(default=None, init=False)
     """What compiling torch.compile's default took, once it is known."""
+    kept_s: float = field(default=0.0, init=False)
+    """What one more whole plan takes, and the race with it: regions are measured for such a plan, and must leave time for it."""
+    _regions: int = field(default=0, init=False)
+    _regions_s: float = field(default=0.0, init=False)
+    """How many regions were measured, and what that took."""
     _unprepared: int = field(default=0, init=False)
     """Plans that are right, and that the racer has to compile once more all the same."""
 
@@ -72,6 +78,15 @@ class Budget:
     def measured(self, outcomes: Iterable[Outcome]) -> None:
         """Count what had the device to itself."""
         self.device_s += sum(outcome.seconds for outcome in outcomes)
+
+    def keep(self, seconds: float) -> None:
+        """Note what one more whole plan takes, and the race with it."""
+        self.kept_s = seconds
+
+    def regions_took(self, regions: int, seconds: float) -> None:
+        """Note what measuring so many regions took."""
+        self._regions += regions
+        self._regions_s += seconds
 
     def checked(self, outcomes: Iterable[Outcome]) -> None:
         """Count the whole plans that are right without being compiled for their race."""
@@ -145,12 +160,16 @@ class Budget:
 
     def may_measure(self, beside: float = 0.0) -> bool:
         """Whether more regions may be measured, with time kept for whole plans, and this share of all beside that."""
-        plans = self.effort.plans
+        return self.regions_in_time(beside) > 0
+
+    def regions_in_time(self, beside: float = 0.0) -> int:
+        """How many more there is time for, by what those took that were measured."""
+        plans, all_s = self.effort.plans, self.effort.wall_s
         share = beside + (PREPARED if self.prepares else RESERVE)
-        kept = max(
-            share * self.effort.wall_s, plans * self.traced_s + self.starting_s(plans + DEFAULTS * self.launches)
-        )
-        return self.left_s >= kept and self.device_left_s > 0
+        begun_s = plans * self.traced_s + self.starting_s(plans + DEFAULTS * self.launches)
+        over_s = self.left_s - max(share * all_s, begun_s, beside * all_s + self.kept_s)
+        each_s = self._regions_s / self._regions if self._regions else LEAST_MEASUREMENT_S
+        return 0 if over_s < 0 or self.device_left_s <= 0 else int(over_s / max(each_s, 1e-3))
 
     # What whole plans take
 

@@ -27,7 +27,6 @@ from fuseplan.tuning.program.gaps import Group, Grouped
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.measure import Measuring
 from fuseplan.tuning.program.problem import problem_of
-from fuseplan.tuning.program.rounds import AT_ONCE
 
 LEAST_GAP = 0.005
 """Of a step, what equal kernels must leave together for others to be tried there, and a carve-out must save."""
@@ -118,10 +117,7 @@ class Carver:
             choices = tuple(one for one in unmeasured if one in place.choices or one == place.as_host)
             if choices:
                 wanted.append((case, choices))
-        for start in range(0, len(wanted), AT_ONCE):
-            if not measuring.budget.may_measure():
-                return
-            measuring.measure(wanted[start : start + AT_ONCE])
+        measuring.in_time(wanted)
 
     def _near(self) -> Iterator[Carvable]:
         """What is one move away from what saves the most, and was not thought of yet, for whoever runs that."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import monotonic
 
 from fuseplan.durations import spelled
@@ -35,9 +34,6 @@ from fuseplan.tuning.program.vet_plans import (
     wrongly_judged,
 )
 
-FAULT = "the fault is in"
-"""How the detail of what is wrong goes on, where it is known at which ops."""
-
 
 @dataclass
 class TimedChecks:
@@ -63,7 +59,7 @@ class TimedChecks:
     drops: bool = False
     """Whether a default of ours that is far behind is not compiled for the race."""
     parts_right: int = field(default=0, init=False)
-    """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
+    """In how many parts torch.compile was found right, each by itself, where it is off by rounding."""
     _inquired: bool = field(default=False, init=False)
     _asked_for: list[RaceEntry] = field(default_factory=list, init=False)
     """All that were to be checked so far, in their order."""
@@ -117,14 +113,17 @@ class TimedChecks:
         waited = [one for one in dict.fromkeys(self._asked_for) if planned(one) == EAGER.plan]
         return [one for one in waited if one.name in self.rows and self.rows[one.name].status == "out-of-memory"]
 
-    @property
-    def has_room(self) -> bool:
-        """Whether there is time for one more plan that nobody has compiled."""
-        return self._room(self._compile_s) > 0
+    def keep_room(self) -> bool:
+        """Keep the time for one more plan that nobody has compiled while regions are measured; whether that is there."""
+        left_s = self._left_beside_s(1 + self._busy)
+        self.budget.keep(self.budget.left_s - left_s)
+        return left_s >= 0
 
     def _stream(self) -> None:
         """Check what waits, as long as there is time for it."""
         found = self.services.stream(CHECKING, self._ask, self._heard)
+        if self.look is not None:
+            self.look.settle(self._asked_for, self.rows)
         left = {one.name for one in left_behind(self._asked_for, self.rows)} if self.drops else set()
         self.budget.checked(
             one for one in found if one.profile is None and not any(row.name in left for row in one.rows)
@@ -138,9 +137,12 @@ class TimedChecks:
             return []
         self._reconsider()
         idle = min(standing.idle, self.services.at_once)
-        jobs: list[Job] = [*self._next_jobs(idle)]
-        if self.look is not None and len(jobs) < idle and self.services.at_once > 1:
-            aside = self.look.aside(self._asked_for, self.rows)
+        look = self.look if self.services.at_once > 1 else None
+        looks = look is not None and look.is_due(self._asked_for, self.rows, self._beside)
+        jobs: list[Job] = [*self._next_jobs(idle, looks=looks)]
+        # in training a backward takes long to compile, too: first it is to be known how long
+        if look is not None and len(jobs) < idle and (looks or not self.apart):
+            aside = look.aside(self._asked_for, self.rows, self._beside)
             jobs += [aside] if aside is not None else []
         return jobs
 
@@ -154,10 +156,11 @@ class TimedChecks:
         for entry in again:
             del self._vetted[entry.name]
 
-    def _next_jobs(self, idle: int) -> list[VetPlan]:
-        """What is begun now: defaults of which nothing more is to be known, and candidates for the workers that these leave."""
+    def _next_jobs(self, idle: int, *, looks: bool) -> list[VetPlan]:
+        """What is begun now: defaults of which nothing more is to be known, and candidates for the workers that these leave, and who `looks`."""
         ready = [one for one in self._waiting if one.default and self._is_ready(one)]
         defaults = [one for one in ready if not self._can_wait(one)]
+        idle = max(0, idle - looks)
         candidates = self._candidates(idle - len(defaults))
         defaults += self._defaults_beside(defaults, idle - len(defaults) - len(candidates))
         defaults += [one for one in ready if one not in defaults][: max(0, idle - len(defaults) - len(candidates))]
@@ -241,7 +244,9 @@ class TimedChecks:
         if before is None:
             return True
         row = self.rows.get(before.name)
-        return row.status == "ok" if row is not None else not self._is_to_come(before)
+        return (
+            row.status == "ok" if row is not None else before not in self._waiting and before.name not in self._beside
+        )
 
     def _defaults_beside(self, begun: Sequence[RaceEntry], idle: int) -> list[RaceEntry]:
         """Those that so many workers begin with now, who have nothing else to do, though the plain one is at work, or is `begun` now."""
@@ -255,19 +260,16 @@ class TimedChecks:
         """Whether a GPU's worker has it in a moment, since nothing is compiled: it comes once one is idle, and may be left out."""
         return self.apart and self.services.on_gpu and planned(default) == EAGER.plan and default.name not in self.rows
 
-    def _is_to_come(self, entry: RaceEntry) -> bool:
-        return entry in self._waiting or entry.name in self._beside
-
     def _candidates(self, idle: int) -> list[RaceEntry]:
         """Those that so many workers begin with now. A plan that is right under one launch comes after those that nobody has tried."""
         if idle <= 0:
             return []
         waiting = self._left([one for one in self._waiting if not one.default])
-        room = min(idle, self._room(self._compile_s))
+        room = min(idle, self._room())
         if found := self._in_turn(waiting)[: max(0, room)]:
             return found
         again = [one for one in waiting if self._is_compiled(one)]
-        return again[: max(0, min(idle, self._room(self._compile_s, self._again_s)))] if again else []
+        return again[: max(0, min(idle, self._room(self._again_s)))] if again else []
 
     def _in_turn(self, waiting: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Those that nobody has compiled, in their order; of the same plan under two launches the one that is checked first."""
@@ -341,7 +343,7 @@ class TimedChecks:
                 row, detail=f"{row.detail}; no op was found that does it{found.detail and f': {found.detail}'}"
             )
             return
-        told = f"{FAULT} {found.fault.told}"
+        told = f"the fault is in {found.fault.told}"
         self.rows[TORCHS] = replace(row, detail=f"{row.detail}; {told}", script=found.fault.script)
         self.services.note(
             f"torch.compile gets this program wrong: {told}; fuseplan judge --script writes a script that shows it"
@@ -350,7 +352,7 @@ class TimedChecks:
     @property
     def _expected(self) -> int:
         """How many race besides those candidates that are at work: those that are right, and defaults of which nobody knows yet."""
-        to_come = [one for one in self._asked_for if one.default and self._is_to_come(one)]
+        to_come = [one for one in self._asked_for if one.default and (one in self._waiting or one.name in self._beside)]
         right = sum(row.status == "ok" for row in self.rows.values())
         return right + sum(not self._can_wait(one) for one in to_come)
 
@@ -359,21 +361,20 @@ class TimedChecks:
         """How many candidates are at work."""
         return sum(not one.default and one.name in self._beside for one in self._asked_for)
 
-    def _room(self, compile_s: float, again_s: float | None = None) -> int:
-        """How many more plans there is time to compile, in about so long each, and to check beside those that are at work, and to race."""
-        busy = self._busy
-        left = partial(
-            self.budget.left_beside_s, self._expected, compile_s=compile_s, step_us=self.step_us, again_s=again_s,
+    def _room(self, again_s: float | None = None) -> int:
+        """How many more plans there is time to compile, in `again_s` each where their code is there, and to check, and to race."""
+        free = range(self.services.at_once - self._busy, 0, -1)
+        return next((more for more in free if self._left_beside_s(more + self._busy, again_s) >= 0), 0)
+
+    def _left_beside_s(self, more: int, again_s: float | None = None) -> float:
+        return self.budget.left_beside_s(
+            self._expected, more, self._compile_s, self.step_us, again_s,
             preparing=self._racer.preparing, prepare_s=self._prepare_s,
         )  # fmt: skip
-        return next((more for more in range(self.services.at_once - busy, 0, -1) if left(more + busy) >= 0), 0)
 
     def _left(self, others: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Those that are not known to take longer than there is time for, nor to have a launch that does not suit."""
-        left_s = self.budget.left_beside_s(
-            self._expected, 1 + self._busy, self._compile_s, self.step_us,
-            preparing=self._racer.preparing, prepare_s=self._prepare_s,
-        )  # fmt: skip
+        left_s = self._left_beside_s(1 + self._busy)
         return [
             one
             for one in others

@@ -65,6 +65,7 @@ class Stages:
         able, reasons = self._able(checks, waiting)
         leading = self._leading(able)
         if trains:
+            checks.keep_room()
             self._carved(checks, leading)
         # What is cut up gives up what Inductor fuses across the cuts: in training that has cost 6 to 10 %.
         cuts = not trains or self.searches[0].knowledge.profile is None
@@ -72,12 +73,12 @@ class Stages:
         # Who has no time left for a plan of its own need not look for one: in training that takes seconds.
         proposed = {
             search.launch: search.rounds.run(self._uncut_us(search, checks))
-            if cuts and checks.has_room
+            if cuts and checks.keep_room()
             else search.rounds.leave()
             for search in reversed(leading)
         }
         self._check_cuts(leading, checks, proposed, [entry for search in leading for entry in search.entries.of(late)])
-        if not trains and checks.has_room:
+        if not trains and checks.keep_room():
             self._carved(checks, leading)
         self._check_waiting(able, checks, waiting)
         verdict, racing = self._judged(able, checks, proposed, checks.fit)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import REGION_RULE, Job, Outcome, OutcomeRow, RaceRegion, VetRegion, choice_name
@@ -19,6 +20,8 @@ from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db.columns import PASSING
 from fuseplan.tuning_db.records import Measurement, Miss
 
+AT_ONCE = 8
+"""Regions that are measured before the budget is looked at again."""
 Wanted = Sequence[tuple[Case, tuple[Choice, ...]]]
 """Regions, each with the choices to measure."""
 
@@ -54,6 +57,7 @@ class Measuring:
 
         What another device of this kind is measuring now is waited for.
         """
+        begin = monotonic()
         self.knowledge.wants(case for case, _ in wanted)
         locks = self.services.locks
         with locks.taken(case.region.key for case, _ in wanted) as mine:
@@ -62,6 +66,16 @@ class Measuring:
         locks.wait(case.region.key for case, _ in others)
         if self._left(others):  # whoever measured them was interrupted, or had a busy machine
             self.knowledge.lacks()
+        self.budget.regions_took(len(wanted), monotonic() - begin)
+
+    def in_time(self, wanted: Wanted, beside: float = 0.0, behind: Callable[[], None] = lambda: None) -> bool:
+        """Whether there was time to measure all, some at once; `behind` these comes what is learned from them."""
+        left = wanted
+        while left and (count := min(AT_ONCE, self.budget.regions_in_time(beside))):
+            self.measure(left[:count])
+            left = left[count:]
+            behind()
+        return not left
 
     def _found(self, key: str) -> list[Measurement]:
         """What the database has on a region, the latest last, but for failures that may pass: these come before what was measured."""

@@ -20,8 +20,6 @@ from fuseplan.tuning.program.picking import Picker
 from fuseplan.tuning.program.propose import Candidate, Proposer
 from fuseplan.tuning.program.services import Services
 
-AT_ONCE = 8
-"""Regions that are measured before the budget is looked at again."""
 UNCUT_AHEAD = 1.05
 """Where what is not cut is so many times as fast as the best cut is predicted to be, none is tried."""
 REFITS = 2
@@ -124,14 +122,14 @@ class Rounds:
         wanted = self._wanted(solutions)
         self.knowledge.note_work(bool(wanted))
         self.knowledge.note_ended(False)
-        for start in range(0, len(wanted), AT_ONCE):
-            if not self.budget.may_measure(COARSE_SHARE):
-                return False
-            self.measuring.measure(wanted[start : start + AT_ONCE])
-            if self.picker is not None:
-                self.knowledge.audited(self.picker.audit())
+        if not self.measuring.in_time(wanted, COARSE_SHARE, self._audit):
+            return False
         self.knowledge.note_ended(not wanted)
         return bool(wanted)
+
+    def _audit(self) -> None:
+        if self.picker is not None:
+            self.knowledge.audited(self.picker.audit())
 
     def _is_behind(self, us: float) -> bool:
         """Whether the best cut, as it is predicted, comes so far behind what is not cut that measuring its regions is not worth it."""
