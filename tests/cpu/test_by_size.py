@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +18,22 @@ from torch.fx.experimental.sym_node import DynamicInt
 
 import fuseplan
 from fuseplan import backend, by_size, reload
-from fuseplan.backend import programs_of
 from fuseplan.capture.dynamo.own_sizes import OwnSizes, with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.explain import compiled_by
 from fuseplan.lookup import Chosen, Lookup
-from fuseplan.measure.environment import environment
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.stats import stats
-from fuseplan.tuning.queue import boxes
-from fuseplan.tuning.queue import waiting as waiting_module
-from fuseplan.tuning.queue.waiting import keep_counts, waiting
-from fuseplan.tuning_db import Box, Places, Store, StoredPlan
+from fuseplan.tuning_db import Box, Places, Store
+from sizes_met import ATEN, arguments, hosts, key_of, programs, put, right, scaled, without_inductor
 
-ATEN = Plan.named("aten")
+__all__ = ["without_inductor"]
+
 WAITED = "calls that waited for a compilation"
 WAITED_MS = "milliseconds that calls waited for a compilation"
-
-
-def scaled(x: Tensor, y: Tensor) -> Tensor:
-    return (x * 3).cos().sum(0).sum() + y
-
-
-def arguments(size: int) -> tuple[Tensor, Tensor]:
-    x = torch.randn(size, 8)
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-    return x, torch.randn(3)
-
-
-@pytest.fixture(autouse=True)
-def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The default is eager: which plan is chosen does not depend on it, and compiling takes seconds."""
-    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
-    reload._found_out.clear()
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def programs(compiled: Callable[..., Any]) -> list[Program]:
-    return programs_of(compiled_by(compiled))
-
-
-def hosts(compiled: Callable[..., Any]) -> list[str]:
-    return [program.plan.host for program in programs(compiled)]
 
 
 def follower_of(compiled: Callable[..., Any]) -> reload.BoxFollower:
@@ -78,31 +47,6 @@ def by_size_of(compiled: Callable[..., Any]) -> by_size.BySize:
     """What runs in the place of what was compiled."""
     ran: list[Program] = vars(compiled_by(compiled))["_fuseplan_programs"]
     return next(one for one in gc.get_objects() if type(one) is by_size.BySize and one.programs is ran)
-
-
-def key_of(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    compiled = fuseplan.compile(call)
-    compiled(*args)
-    (program,) = programs(compiled)
-    torch._dynamo.reset()
-    assert program.key is not None
-    return program.key
-
-
-def put(path: Path, key: str, low: int, high: int, plan: Plan = ATEN, **fields: Any) -> StoredPlan:
-    box = Box.of({"s0": (low, high)})
-    stored = StoredPlan(key, environment("cpu"), plan, **{"wall_us": 10.0, "sizes": box, **fields})
-    store = Store(Places(path))
-    assert store.add_plan(stored)
-    store.close()
-    return stored
-
-
-def right(compiled: Callable[..., Any], *sizes: int) -> None:
-    """The program gives what eager gives at these sizes."""
-    for size in sizes:
-        given = arguments(size)
-        torch.testing.assert_close(compiled(*given), scaled(*given))
 
 
 def test_each_box_is_compiled_once_and_all_other_sizes_have_the_default(own_database: Path) -> None:
@@ -301,50 +245,6 @@ def test_a_plan_that_does_not_fit_leaves_its_box_to_the_default(own_database: Pa
     store.close()
 
 
-def trained(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y[0]).cos().sum()
-
-
-def step(compiled: Callable[..., Any], size: int) -> None:
-    x, y = arguments(size)
-    compiled(x, y.requires_grad_()).backward()
-    assert y.grad is not None
-
-
-@pytest.mark.parametrize("trains", [False, True], ids=["run by size", "trained"])
-def test_calls_are_counted_by_size_and_wait_box_by_box(own_database: Path, trains: bool) -> None:
-    """Of what is trained, which runs under one plan for all sizes of a box, too."""
-    compiled = fuseplan.compile(trained if trains else scaled, tune="later")
-    for size, calls in ((40, 6), (50, 3), (9, 25), (300, 2)):
-        for _ in range(calls):
-            step(compiled, size) if trains else right(compiled, size)
-    keep_counts()
-    store = Store(Places(own_database))
-    found = {
-        trace.fields["symbols"][0]["hint"]: {one.sizes["s0"]: one.calls for one in trace.calls}
-        for trace in waiting(store)
-    }
-    assert found == {40: {40: 6, 50: 3}, 9: {9: 25}, 300: {300: 2}}
-    (program,) = programs(compiled)
-    put(own_database, str(program.key), 33, 64)
-    assert {trace.fields["symbols"][0]["hint"] for trace in waiting(store)} == {9, 300}
-    store.close()
-
-
-def test_counts_that_could_not_be_written_down_are_written_the_next_time(
-    own_database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = fuseplan.compile(scaled, tune="later")
-    right(compiled, *[40] * 7)
-    with monkeypatch.context() as held_by_another:
-        held_by_another.setattr(Store, "add_program", lambda *_, **__: False)
-        keep_counts()
-    keep_counts()
-    store = Store(Places(own_database))
-    assert [trace.times for trace in waiting(store)] == [7]
-    store.close()
-
-
 def test_a_plan_that_was_vetted_for_all_sizes_is_vetted_anew_by_size(
     own_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,23 +254,6 @@ def test_a_plan_that_was_vetted_for_all_sizes_is_vetted_anew_by_size(
     for by_sizes in (False, True, True, False):
         assert reload._found_out_once(stored, store, "cpu", by_sizes) is None
     assert vetted == [False, True]
-    store.close()
-
-
-@pytest.mark.parametrize("trains", [False, True], ids=["run by size", "trained"])
-def test_of_many_sizes_the_calls_are_counted_by_box(
-    own_database: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
-) -> None:
-    for module in (by_size, waiting_module):
-        monkeypatch.setattr(module, "MOST_SIZES", 8)
-    compiled = fuseplan.compile(trained if trains else scaled, tune="later")
-    for size in range(33, 65):
-        step(compiled, size) if trains else right(compiled, size)
-    keep_counts()
-    store = Store(Places(own_database))
-    (trace,) = waiting(store)
-    assert trace.times == 32
-    assert len(trace.calls) <= 9
     store.close()
 
 
@@ -502,37 +385,6 @@ def test_a_program_that_reads_a_number_from_a_tensor_has_plans_in_its_boxes(own_
     assert hosts(compiled) == ["eager", "aten", "aten"]
 
 
-def test_a_box_that_is_met_within_a_graph_of_the_caller_s_is_written_down_later(
-    own_database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To look at the numbers of an input, such as an index, is to wait for the device."""
-    looked = list[torch.Size]()
-    observe = boxes.observe
-    monkeypatch.setattr(boxes, "observe", lambda value: (looked.append(value.shape), observe(value))[1])
-
-    def picked(x: Tensor, index: Tensor) -> Tensor:
-        return (x * 3)[index].cos().sum(0)
-
-    def call(size: int) -> None:
-        x, index = arguments(size)[0], torch.zeros(3, dtype=torch.long)
-        torch.testing.assert_close(compiled(x, index), picked(x, index))
-
-    compiled = fuseplan.compile(picked, tune="later")
-    call(9)
-    call(40)
-    assert torch.Size([40, 8]) in looked
-    with monkeypatch.context() as capturing:
-        capturing.setattr(by_size.BySize, "_is_captured", lambda _: True)
-        call(100)
-    assert torch.Size([100, 8]) not in looked
-    call(100)
-    assert torch.Size([100, 8]) in looked
-    keep_counts()
-    store = Store(Places(own_database))
-    assert {one.sizes["s0"]: one.calls for trace in waiting(store) for one in trace.calls}[100] == 2
-    store.close()
-
-
 @pytest.mark.parametrize("first", [33, 64])
 def test_few_rows_are_found_from_each_size_of_a_box(own_database: Path, first: int) -> None:
     """How many there are at most is the box's edge, whatever size comes first; of more, they are no site."""
@@ -553,8 +405,8 @@ def test_few_rows_are_found_from_each_size_of_a_box(own_database: Path, first: i
     compiled = fuseplan.compile(both)
     for size in (9, first, 40, 64, 33):
         x = given(size)
-        for found, right in zip(compiled(x), both(x), strict=True):
-            torch.testing.assert_close(found, right)
+        for found, wanted in zip(compiled(x), both(x), strict=True):
+            torch.testing.assert_close(found, wanted)
     default, plan = programs(compiled)
     assert (default.plan.host, [one.kind for one in plan.plan.rewrites]) == ("eager", ["few-rows"])
     with pytest.warns(UserWarning, match="speaks of matmul of few rows 0; the program has 0"):
