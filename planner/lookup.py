@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.compilations import is_last
 from fuseplan.capture.dynamo.computing import computes
+from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.dynamo.program import ProgramKey
 from fuseplan.capture.dynamo.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
@@ -344,7 +345,7 @@ class Lookup:
             self._complaint = ""
 
     def _untuned(self, why: str) -> Chosen:
-        self._complaint = f"a program could not be tuned, and runs under the default: {why}"
+        self._complaint = f"{name_of(self.gm)} could not be tuned, and runs under the default: {why}"
         return self.default(f"it could not be tuned: {why}")
 
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from fuseplan.capture.dynamo.settled import as_captured
+from fuseplan.capture.dynamo.copied import as_captured
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -55,6 +55,10 @@ class KeptRegion:
         return self.key, self.devices, self.code
 
 
+class _NobodyRunsError(Exception):
+    """Not even ATen runs a region as one."""
+
+
 class RegionCompiler:
     """Compiles the regions that a plan gives one captured graph, and remembers what became of each."""
 
@@ -78,8 +82,20 @@ class RegionCompiler:
     def compile(self, segmentation: Segmentation) -> list[RegionCall]:
         """Return a call for each region that does not simply run under ATen, and for the ops that need not run at all."""
         flow = flow_of(self.captured.graph, segmentation)
-        calls = [self._region(region, flow.wanted) for region in segmentation.regions]
+        try:
+            calls = [self._region(region, flow.wanted) for region in segmentation.regions]
+        except _NobodyRunsError as error:  # what it computes again is there where all ops run one by one
+            warnings.warn(f"fuseplan: the {self.role} graph runs under ATen: {error}", stacklevel=2)
+            self.records = [replace(one, fallback=one.fallback or str(error)) for one in self._records_of(segmentation)]
+            return []
         return [call for call in calls if call is not None] + [self._nothing((op,)) for op in sorted(flow.dead)]
+
+    def _records_of(self, segmentation: Segmentation) -> list[RegionRecord]:
+        """A record of each region, of which those that were compiled have one already."""
+        known = {record.ops: record for record in self.records}
+        return [
+            known.get(one.ops) or RegionRecord(one.ops, one.executor, one.variant, None) for one in segmentation.regions
+        ]
 
     def _region(self, region: Region, wanted: frozenset[str]) -> RegionCall | None:
         plain = region.executor == "aten" and region.variant == "default"
@@ -127,8 +143,8 @@ class RegionCompiler:
             return self._shared(self.executors["aten"], graph, "default")
         except (UnsupportedError, ExecutorError, GraphError) as error:
             first = f"op {region.ops[0]} ({self.captured.graph.ops[region.ops[0]].target})"
-            raise PlanError(
-                f"the region at {first} recomputes what it needs, and not even ATen runs it: {error}"
+            raise _NobodyRunsError(
+                f"the region at {first} recomputes what it needs, and is no call of its own: {error}"
             ) from None
 
     def _nothing(self, ops: Sequence[int]) -> RegionCall:

@@ -233,3 +233,27 @@ def test_a_region_that_fails_at_run_time_goes_on_under_aten(monkeypatch: pytest.
         assert torch.equal(compiled(*operands()), chain(*operands()))
     assert torch.equal(compiled(*operands()), chain(*operands()))
     assert tried == [1]
+
+
+def test_where_nobody_runs_a_region_that_computes_again_its_graph_runs_under_aten() -> None:
+    """Its values may be nowhere else to be had: with a conjugation that is pending, a region is no call of its own."""
+    torch.manual_seed(0)
+    layer, weights = torch.nn.Linear(8, 8), torch.randn(4, 5, dtype=torch.cfloat, requires_grad=True)
+
+    def filtered(x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(layer(x)) * weights, n=8)
+
+    found = []
+    for options in ({}, {"plan": "inductor-greedy"}):
+        torch._dynamo.reset()
+        layer.zero_grad()
+        compiled: Any = fuseplan.compile(filtered, **options) if options else filtered
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            given = compiled(torch.ones(2, 4, 8))
+            given.sum().backward()
+        found.append([given, layer.weight.grad])
+        assert any("the backward graph runs under ATen" in str(one.message) for one in told) is bool(options)
+    torch.testing.assert_close(found[1], found[0])
+    for graph in programs_of(compiled_by(compiled))[0].graphs:
+        assert all(region.fallback for region in graph.regions if graph.role == "backward")

@@ -182,7 +182,7 @@ def test_what_cannot_be_tuned_runs_under_the_default_with_one_warning(
         program = run(f, make())
     said = [str(one.message) for one in caught if str(one.message).startswith("fuseplan: ")]
     assert len(said) == 1
-    assert said[0].startswith("fuseplan: a program could not be tuned, and runs under the default: ")
+    assert said[0].startswith(f"fuseplan: {f.__name__} could not be tuned, and runs under the default: ")
     assert said[0].endswith(why)
     assert program.plan == Plan.named("eager")
     assert why in program.why

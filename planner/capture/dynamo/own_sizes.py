@@ -24,9 +24,9 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves
 
+from fuseplan.capture.dynamo.copied import as_captured
 from fuseplan.capture.dynamo.counts import Counts
 from fuseplan.capture.dynamo.program import sharing
-from fuseplan.capture.dynamo.settled import as_captured
 from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.errors import GraphError
 

@@ -16,8 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from fuseplan.capture.dynamo.copied import as_captured
 from fuseplan.capture.dynamo.program import sharing
-from fuseplan.capture.dynamo.settled import as_captured
 from fuseplan.capture.dynamo.symbols import is_symbolic
 
 _WITH_BLOCKS = (torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.flex_attention)

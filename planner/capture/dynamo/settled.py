@@ -10,6 +10,8 @@ to them: the settled program gives each input once, and no number that is known.
 
 A size may turn out to be fixed after parts of the program were captured with one that varies, as where a batch meets a cache of so
 many rows. Those parts ask for it still, and a program that is rebuilt from its trace never does: it is written as the number that it is.
+
+Weights and other tensors that it holds are inputs, too (`held.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fuseplan.capture.dynamo.copied import as_captured, node_copied
+from fuseplan.capture.dynamo.held import Held, without_held
 from fuseplan.capture.dynamo.symbols import symbol_of
 
 Call = Callable[..., Any]
@@ -43,17 +47,26 @@ class Settled:
     gm: GraphModule
     example_inputs: Sequence[Any]
     order: tuple[int, ...] | None = None
-    """Of each input, its place among those that Dynamo gives; None where it gives just these."""
+    """Of each input, its place among those that Dynamo gives, and those that are held behind them; None where it is just these."""
     rewritten: bool = False
     """Whether it is another graph than Dynamo's."""
     numbers: Mapping[int, KnownNumber] = field(default_factory=dict)
     """What Dynamo's graph gives besides, by its place among those outputs."""
+    held: Held | None = None
+    """What Dynamo's graph holds, and this one is given."""
 
     @property
     def arranged(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """What the settled program is given, of what Dynamo gives; it knows of neither."""
-        order = self.order
-        return lambda args: args if order is None else [args[i] for i in order]
+        order, held = self.order, self.held
+        if held is None:
+            return lambda args: args if order is None else [args[i] for i in order]
+
+        def with_held(args: Sequence[Any]) -> Sequence[Any]:
+            every = [*args, *held()]
+            return every if order is None else [every[i] for i in order]
+
+        return with_held
 
     def called(self, compiled: Call) -> Call:
         """What Dynamo calls: `compiled` is of the settled program, which is let go of."""
@@ -61,7 +74,7 @@ class Settled:
             return compiled
         for node in self.gm.graph.find_nodes(op="placeholder"):
             node.meta.pop("grapharg", None)  # as Dynamo does with its own: it holds what the first call was given
-        if self.order is None and not self.numbers:
+        if self.order is None and not self.numbers and self.held is None:
             return compiled
         arranged, numbers = self.arranged, sorted(self.numbers.items())
 
@@ -88,6 +101,8 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     >>> both(torch.ones(2, 4), torch.ones(3, 4)).shape, len(found[0].example_inputs)
     (torch.Size([4, 5]), 5)
     """
+    gm, held = without_held(gm)
+    example_inputs = example_inputs if held is None else [*example_inputs, *held()]
     gm, without = _without_dead_sizes(gm)
     placeholders = gm.graph.find_nodes(op="placeholder")
     sizes = {i: size for i, node in enumerate(placeholders) if (size := symbol_of(_value(node))) is not None}
@@ -96,12 +111,12 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     same = order == tuple(range(len(placeholders)))
     numbers = _numbers(gm, {placeholders[i]: i for i in sizes}, fixed)
     if same and not fixed and not numbers:
-        return Settled(gm, example_inputs, rewritten=without)
+        return Settled(gm, example_inputs, rewritten=without or held is not None, held=held)
     rewritten = _rewritten(gm, placeholders, sizes, order, fixed)
     if numbers:
         _leave(rewritten, numbers)
     given = [example_inputs[i] for i in order]
-    return Settled(rewritten, given, None if same else order, rewritten=True, numbers=numbers)
+    return Settled(rewritten, given, None if same else order, rewritten=True, numbers=numbers, held=held)
 
 
 def _numbers(gm: GraphModule, sizes: Mapping[Node, int], fixed: Mapping[Node, int]) -> dict[int, KnownNumber]:
@@ -144,7 +159,7 @@ def _without_dead_sizes(gm: GraphModule) -> tuple[GraphModule, bool]:
     graph, copies = Graph(), dict[Node, Any]()
     for node in gm.graph.nodes:
         if node not in dead:
-            copies[node] = _copied(graph, node, copies.__getitem__)
+            copies[node] = node_copied(graph, node, copies.__getitem__)
     return as_captured(gm, graph), True
 
 
@@ -157,14 +172,6 @@ def _is_of_sizes_alone(node: Node) -> bool:
     name = getattr(node.target, "__name__", "")
     is_sym = getattr(node.target, "__module__", None) == "torch" and name.lstrip("_").startswith("sym_")
     return node.op != "placeholder" and (_asks(node) or (node.op == "call_function" and is_sym))
-
-
-def _copied(graph: Graph, node: Node, copies: Callable[[Node], Node]) -> Node:
-    """A node in another graph, as AOTAutograd asks for it, too."""
-    copy = graph.node_copy(node, copies)
-    if hasattr(node, "_dynamo_source"):  # by which it knows what is a parameter
-        copy._dynamo_source = node._dynamo_source
-    return copy
 
 
 def _fixed(gm: GraphModule) -> dict[Node, int]:
@@ -220,7 +227,7 @@ def _rewritten(
     graph, copies = Graph(), dict[Node, Any](fixed)
     by_size = {sizes[i]: i for i in order if i in sizes}
     for i in order:
-        copies[placeholders[i]] = _copied(graph, placeholders[i], copies.__getitem__)
+        copies[placeholders[i]] = node_copied(graph, placeholders[i], copies.__getitem__)
     for i, node in enumerate(placeholders):
         if node not in copies:
             copies[node] = copies[placeholders[by_size[sizes[i]]]]
@@ -234,20 +241,6 @@ def _rewritten(
 def _of_sizes(node: Node) -> bool:
     """Whether it gives the sizes of a tensor, and nothing else."""
     return node.op == "call_method" and node.target == "size"
-
-
-def as_captured(gm: GraphModule, graph: Graph) -> GraphModule:
-    """Another graph in the place of what Dynamo captured, with all that it has put there: without that, AOTAutograd takes it for
-    something else.
-    """
-    found = GraphModule(gm, graph, class_name=type(gm).__name__)
-    found.meta = dict(gm.meta)
-    for name, value in gm.__dict__.items():
-        found.__dict__.setdefault(name, value)
-    for name, child in gm.named_children():
-        if name not in found._modules:
-            found.add_module(name, child)
-    return found
 
 
 def _value(node: Node) -> Any:

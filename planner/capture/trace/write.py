@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuseplan.capture.dynamo.counts import Counts
+from fuseplan.capture.dynamo.held import attribute, is_held
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.dynamo.program import program_key, sharing
 from fuseplan.capture.dynamo.settled import settled
@@ -141,13 +142,16 @@ class _Writer:
         return {**record, "args": [self._arg(arg) for arg in node.args], **({"kwargs": kwargs} if kwargs else {})}
 
     def _attribute(self, gm: GraphModule, node: Node) -> dict[str, Any]:
-        value: Any = gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = attribute(gm, str(node.target))
         if isinstance(value, GraphModule):
             return self._block(value, node)
-        if not isinstance(value, Tensor) or value.numel() > CONSTANT_ELEMENTS or value.is_complex():
-            raise GraphError(f"the program holds a {type(value).__name__} that is too large for a trace")
+        told = f"the program holds a {type(value).__name__}"
+        if not isinstance(value, Tensor) or value.is_complex():
+            raise GraphError(f"{told} that a trace cannot hold{' since it is complex' * isinstance(value, Tensor)}")
+        if is_held(value):  # within a block; the values of weights are in no trace
+            raise GraphError(f"{told} that is no constant")
+        if value.numel() > CONSTANT_ELEMENTS:
+            raise GraphError(f"{told} that is too large for a trace")
         numbers = [self._arg(number) for number in value.detach().reshape(-1).tolist()]
         dtype = str(value.dtype).removeprefix("torch.")
         return {"op": "constant", "dtype": dtype, "shape": list(value.shape), "values": numbers}
