@@ -38,7 +38,7 @@ from fuseplan.tuning.program.model import LEARNED, check_name
 from fuseplan.tuning.program.result import Tuned, recalled, verdict_line
 from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Brief, Progress, shown
-from fuseplan.tuning.queue.agenda import Agenda, Item, agenda_of, usual_s
+from fuseplan.tuning.queue.agenda import Agenda, Item, agenda_of, usual_told
 from fuseplan.tuning.queue.budget import Time, seconds_of_budget
 from fuseplan.tuning.queue.crew import TuneItem, work_off
 from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, LazyPool, OpenPool, named, own_workers, types_in
@@ -245,7 +245,7 @@ def tune_online(
     if failed is not None:
         raise FuseplanError(str(failed))
     found = None if spends.cuts else sites_alone(gm, example_inputs, kinds)
-    brief = Brief(effort, usual_s(store, spends, here))
+    brief = Brief(effort, usual_told(store, spends, here))
     pool = LazyPool(lambda: staying_workers(where, spends))
     with brief.speaking(), shown(None, brief) as heard, _open_to_the_end(pool):
         tuner = Tuner(store, pool, where, spends, Settings(kinds=kinds, objective=options.wanted), heard, here=here)

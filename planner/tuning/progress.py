@@ -108,8 +108,9 @@ class Brief(Progress):
     It takes minutes in which a process would say nothing else.
     """
 
-    def __init__(self, effort: str, seconds: float) -> None:
-        self._about = f"effort {effort}: about {spelled(seconds)}"
+    def __init__(self, effort: str, about: str) -> None:
+        """`about`: how long it takes, about, in words."""
+        self._about = f"effort {effort}: {about}"
         self._began: float | None = None
         self._said = 0.0
         self._at = ""

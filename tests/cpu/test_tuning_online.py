@@ -38,10 +38,11 @@ from fuseplan.plan import Plan
 from fuseplan.runtime import Program, regions
 from fuseplan.show import show
 from fuseplan.tune import Tuner, tune
-from fuseplan.tuning.effort import FULL, NONE, QUICK
+from fuseplan.tuning.effort import FULL, INSTANT, NONE, QUICK
 from fuseplan.tuning.program import problem
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.progress import Brief, Silent
+from fuseplan.tuning.queue.agenda import usual_told
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Places, Store, resume
 from fuseplan.tuning_db.resume import failed_lately, failures
@@ -234,7 +235,7 @@ def test_it_says_where_it_is_where_it_said_nothing_for_long(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("fuseplan.tuning.progress.monotonic", lambda: now[0])
-    brief = Brief("quick", 108.0)
+    brief = Brief("quick", "about 1 min 48 s")
     brief.advance()  # of nothing that has begun
     for after, text in ((0, "capturing"), (20, "compiling"), (15, "compiling"), (29, "racing"), (40, "")):
         now[0] += after
@@ -247,6 +248,15 @@ def test_it_says_where_it_is_where_it_said_nothing_for_long(
         "fuseplan: net: compiling, after 35 s",
         "fuseplan: net: racing, after 1 min 44 s",
     ]
+
+
+def test_what_comes_after_compiling_is_said_to_be_beyond_that(own_database: Path) -> None:
+    """How long that takes, nobody knows the first time; then it is known how long all of it took."""
+    store = Store(Places(own_database))
+    instant, quick = (usual_told(store, effort, environment("cpu")) for effort in (INSTANT, QUICK))
+    store.close()
+    assert re.fullmatch(r"about \d+ s beyond what compiling it takes torch", instant)
+    assert re.fullmatch(r"about \d+ s", quick)
 
 
 class Full(io.StringIO):
@@ -262,7 +272,7 @@ def test_nothing_stops_since_nobody_can_be_told(stderr: Any, monkeypatch: pytest
     closed.close()
     for stream in (stderr, closed):
         monkeypatch.setattr(sys, "stderr", stream)
-        Brief("instant", 10.0).stage("net", "capturing", 1)
+        Brief("instant", "about 10 s").stage("net", "capturing", 1)
 
 
 def test_it_speaks_up_while_nothing_is_heard(
@@ -271,7 +281,7 @@ def test_it_speaks_up_while_nothing_is_heard(
     """As while one plan is compiled for minutes."""
     monkeypatch.setattr("fuseplan.tuning.progress.SILENT_S", 0.05)
     monkeypatch.setattr("fuseplan.tuning.progress.LOOK_S", 0.01)
-    brief, told, deadline = Brief("instant", 44.0), "", time.monotonic() + 60
+    brief, told, deadline = Brief("instant", "about 44 s"), "", time.monotonic() + 60
     with brief.speaking():
         brief.stage("net", "compiling and checking plans", 3)
         while told.count("net: compiling and checking plans, after ") < 2 and time.monotonic() < deadline:

@@ -271,6 +271,13 @@ def usual_s(store: Store, spends: Effort, here: Environment) -> float:
     return USUAL_SHARE[here.device] * spends.wall_s if took is None else took
 
 
+def usual_told(store: Store, spends: Effort, here: Environment) -> str:
+    """The same for a person. Of an effort whose seconds come after those in which torch.compile compiles the program, these are not known."""
+    about = f"about {spelled(usual_s(store, spends, here))}"
+    is_known = not spends.over_default or usual_seconds(store, spends.name, here) is not None
+    return about if is_known else f"{about} beyond what compiling it takes torch"
+
+
 def _known(store: Store, query: Query, spends: Effort) -> StoredPlan | None:
     answer = store.find_plan(query)
     return answer.plan if isinstance(answer, Hit) and is_last_word(store, answer.plan, spends.harder) else None
