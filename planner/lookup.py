@@ -193,7 +193,9 @@ class Lookup:
         """Store, once, that a region will not compile here, so that tuning need not try it again."""
         from fuseplan.measure.failures import line
 
-        if record.failed is None or record.status in PASSING:  # which may be of what else this process does
+        if (
+            record.failed is None or record.failed.opaque or record.status in PASSING
+        ):  # of what else this process does, or no key
             return
         one = Measurement(
             record.failed.key,

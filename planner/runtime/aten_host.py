@@ -5,6 +5,7 @@ Mutation, aliasing, autograd and random state of the program stay AOTAutograd's 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from fuseplan.rewrites.apply import known_to_torchs_cache
 from fuseplan.runtime import kept, torch_cache
 from fuseplan.runtime.kept import Kept, KeptCut, raising, recalled_by
 from fuseplan.runtime.record import GraphRecord, Program
-from fuseplan.runtime.regions import KeptRegion, RegionCompiler, segmentation_of
+from fuseplan.runtime.regions import KeptRegion, NobodyRunsError, RegionCompiler, segmentation_of
 from fuseplan.runtime.torch_cache import Compiler
 from fuseplan.segment import Region, Segmentation, order_edges
 
@@ -168,11 +169,15 @@ def _carry_out(plan: Plan, role: str, captured: Captured, program: Program) -> _
         segmentation = segmentation_of(plan, role, captured.graph)
         calls = compiler.compile(segmentation)
     except PlanError as error:
-        if role != "backward" or program.refuse is None:
+        if program.refuse is None and isinstance(error, NobodyRunsError):
+            # who asks for a plan by its name has no other
+            warnings.warn(f"fuseplan: the {role} graph runs under ATen: {error}", stacklevel=2)
+        elif role == "backward" and program.refuse is not None:
+            # Its forward runs already: too late for another plan, and an exception would only hit who calls backward().
+            program.refuse(error)
+        else:
             raise
-        # Its forward runs already: too late for another plan, and an exception would only hit who calls backward().
-        program.refuse(error)
-        program.remarks.append(f"the backward graph runs under ATen: {error}")
+        program.remarks.append(f"the {role} graph runs under ATen: {error}")
         calls, compiler.records, segmentation = [], [], None
     return _CarriedOut(_finish(captured, compiler, calls, program), segmentation, compiler.known)
 

@@ -6,7 +6,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -55,8 +55,8 @@ class KeptRegion:
         return self.key, self.devices, self.code
 
 
-class _NobodyRunsError(Exception):
-    """Not even ATen runs a region as one."""
+class NobodyRunsError(PlanError):
+    """Not even ATen runs a region as one, and the values that it computes again may be nowhere else to be had."""
 
 
 class RegionCompiler:
@@ -82,20 +82,8 @@ class RegionCompiler:
     def compile(self, segmentation: Segmentation) -> list[RegionCall]:
         """Return a call for each region that does not simply run under ATen, and for the ops that need not run at all."""
         flow = flow_of(self.captured.graph, segmentation)
-        try:
-            calls = [self._region(region, flow.wanted) for region in segmentation.regions]
-        except _NobodyRunsError as error:  # what it computes again is there where all ops run one by one
-            warnings.warn(f"fuseplan: the {self.role} graph runs under ATen: {error}", stacklevel=2)
-            self.records = [replace(one, fallback=one.fallback or str(error)) for one in self._records_of(segmentation)]
-            return []
+        calls = [self._region(region, flow.wanted) for region in segmentation.regions]
         return [call for call in calls if call is not None] + [self._nothing((op,)) for op in sorted(flow.dead)]
-
-    def _records_of(self, segmentation: Segmentation) -> list[RegionRecord]:
-        """A record of each region, of which those that were compiled have one already."""
-        known = {record.ops: record for record in self.records}
-        return [
-            known.get(one.ops) or RegionRecord(one.ops, one.executor, one.variant, None) for one in segmentation.regions
-        ]
 
     def _region(self, region: Region, wanted: frozenset[str]) -> RegionCall | None:
         plain = region.executor == "aten" and region.variant == "default"
@@ -138,12 +126,12 @@ class RegionCompiler:
         return _or_aten(partial(with_declared_dtypes, as_declared, graph), graph, executor)
 
     def _alone(self, region: Region, graph: Graph) -> Compiled:
-        """The region under ATen as one call: the values that it computes again may be nowhere else to be had."""
+        """The region under ATen as one call."""
         try:
             return self._shared(self.executors["aten"], graph, "default")
         except (UnsupportedError, ExecutorError, GraphError) as error:
             first = f"op {region.ops[0]} ({self.captured.graph.ops[region.ops[0]].target})"
-            raise _NobodyRunsError(
+            raise NobodyRunsError(
                 f"the region at {first} recomputes what it needs, and is no call of its own: {error}"
             ) from None
 

@@ -125,3 +125,17 @@ def test_steps_of_equal_shape_are_one_program_and_each_has_its_own_weights() -> 
     assert len(set(keys)) == 1
     torch.testing.assert_close(first.weight, before[0] - 0.5 * 2.0)
     torch.testing.assert_close(second.weight, before[1] - 0.5 * 6.0)
+
+
+def test_what_stays_and_varies_in_size_is_an_input_like_others(tmp_path: Path) -> None:
+    """As a cache is whose address stays: what a module has does not vary."""
+    cache = torch.zeros(2, 64)
+    torch._dynamo.mark_static_address(cache)
+    torch._dynamo.reset()
+    with fuseplan.record() as recording:
+        compiled = torch.compile(lambda x: cache[:, : x.shape[0]] @ x, backend="eager", dynamic=True)
+        for size in (3, 5):
+            compiled(torch.randn(size, 4))
+    traces = [Trace.from_json(one.to_json()) for one in recording.programs]
+    found = fuseplan.tune(traces, effort="none", db=tmp_path / "plans.db")
+    assert {(one.status, one.detail) for one in found} == {("unverified", "")}

@@ -6,6 +6,7 @@ import gc
 import warnings
 import weakref
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from fuseplan.executors.flat import flatten
 from fuseplan.executors.inductor.executor import InductorExecutor
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+from fuseplan.measure.environment import environment
 from fuseplan.plan import CarveOuts, Plan
+from fuseplan.runtime import Program
 from fuseplan.runtime.declared import at_risk, with_declared_strides
 from fuseplan.segment import Region, Segmentation, extract
+from fuseplan.tuning_db import Places, Store, StoredPlan
 
 
 def chain(x: Tensor, w: Tensor) -> Tensor:
@@ -235,25 +239,54 @@ def test_a_region_that_fails_at_run_time_goes_on_under_aten(monkeypatch: pytest.
     assert tried == [1]
 
 
+class Filtered(torch.nn.Module):
+    """With conjugations that are pending between its ops: of these a region is no call of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(8, 8)
+        self.weights = torch.nn.Parameter(torch.randn(4, 5, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.fft.irfft(torch.fft.rfft(self.layer(x)) * self.weights, n=8)
+        return found
+
+
+def filtered(**options: Any) -> tuple[list[Tensor], Program, list[str]]:
+    """What a compiled step gives and leaves, its program, and what was said meanwhile."""
+    torch._dynamo.reset()
+    module = Filtered()
+    compiled: Any = fuseplan.compile(module, **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        given = compiled(torch.ones(2, 4, 8))
+        given.sum().backward()
+    (program,) = programs_of(compiled_by(compiled))
+    assert module.layer.weight.grad is not None
+    return [given, module.layer.weight.grad], program, [str(one.message) for one in told]
+
+
 def test_where_nobody_runs_a_region_that_computes_again_its_graph_runs_under_aten() -> None:
-    """Its values may be nowhere else to be had: with a conjugation that is pending, a region is no call of its own."""
-    torch.manual_seed(0)
-    layer, weights = torch.nn.Linear(8, 8), torch.randn(4, 5, dtype=torch.cfloat, requires_grad=True)
+    """Its values may be nowhere else to be had."""
+    (wanted, *_), (found, program, told) = filtered(plan="eager"), filtered(plan="inductor-greedy")
+    torch.testing.assert_close(found, wanted)
+    assert any("the backward graph runs under ATen" in one for one in told)
+    assert any(one.startswith("the backward graph runs under ATen") for one in program.remarks), "a worker refuses it"
 
-    def filtered(x: Tensor) -> Tensor:
-        return torch.fft.irfft(torch.fft.rfft(layer(x)) * weights, n=8)
 
-    found = []
-    for options in ({}, {"plan": "inductor-greedy"}):
-        torch._dynamo.reset()
-        layer.zero_grad()
-        compiled: Any = fuseplan.compile(filtered, **options) if options else filtered
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            given = compiled(torch.ones(2, 4, 8))
-            given.sum().backward()
-        found.append([given, layer.weight.grad])
-        assert any("the backward graph runs under ATen" in str(one.message) for one in told) is bool(options)
-    torch.testing.assert_close(found[1], found[0])
-    for graph in programs_of(compiled_by(compiled))[0].graphs:
-        assert all(region.fallback for region in graph.regions if graph.role == "backward")
+def test_a_stored_plan_with_such_a_region_is_taken_back(own_database: Path) -> None:
+    wanted, program, _ = filtered()
+    store = Store(Places(own_database))
+    assert program.key is not None
+    stored = StoredPlan(program.key, environment("cpu"), Plan.named("inductor-greedy"), wall_us=10.0)
+    assert store.add_plan(stored)
+    found, ran, told = filtered()
+    torch.testing.assert_close(found, wanted)
+    assert ran.plan.name == "inductor-greedy"
+    assert any("does not fit" in one for one in told)
+    assert [plan.status for plan in store.plans(stored.key)] == ["quarantined"]
+    store.close()
+    found, ran, told = filtered()
+    torch.testing.assert_close(found, wanted)
+    assert (ran.plan.host, told) == ("inductor", [])

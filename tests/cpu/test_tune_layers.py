@@ -254,7 +254,7 @@ def test_what_seemed_not_worth_it_to_a_search_that_ended_is_not_measured(
 def test_a_search_that_had_no_time_to_join_layers_did_not_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     lasting = replace(QUICK, rounds=20)
     first, _ = tuned(store, of_layers(64, 64), lasting)
-    monkeypatch.setattr(Budget, "may_measure", lambda self, beside=0.0: beside > 0)
+    monkeypatch.setattr(Budget, "regions_in_time", lambda self, beside=0.0: 8 * (beside > 0))
     second, _ = tuned(store, of_layers(48, 48), lasting)
     assert searched(store) == {first.program: True, second.program: False}
 

@@ -117,7 +117,11 @@ class _Writer:
         known = of_mask and not given.is_floating_point() and not given.is_complex()
         if known and given.numel() > MASK_ELEMENTS:
             raise GraphError(f"input {self.numbers[node]} is part of a mask, and too large for a trace")
-        return {"kind": _kind(given), **self._type(fake), "values": (exactly if known else observe)(given), **shared}
+        described = self._type(fake)
+        kind = _kind(given)
+        if kind == "buffer" and _varying([*described["shape"], *described["stride"]]):
+            kind = "input"  # what a module has does not vary
+        return {"kind": kind, **described, "values": (exactly if known else observe)(given), **shared}
 
     def _type(self, fake: Tensor) -> dict[str, Any]:
         return {

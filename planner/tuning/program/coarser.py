@@ -69,12 +69,13 @@ class Coarser:
         joined = {case.region.key for join in self.joins for case in self._cases(join)}
         measured: set[str] = set()
         while most > 0:
-            at_once = min(AT_ONCE, most)  # what the cut itself rests on has had its turn
+            in_time = budget.regions_in_time()
+            at_once = min(AT_ONCE, most, max(1, in_time))  # what the cut itself rests on has had its turn
             wanted = picker.pick(self._ways(), at_once, joined) if picker else self._wanted(measured)[:at_once]
             if not wanted:
                 return
             self.knowledge.note_work(True)
-            if not budget.may_measure():
+            if not in_time:
                 self.knowledge.note_ended(False)
                 return
             most -= len(wanted)

@@ -57,16 +57,16 @@ class Measuring:
 
         What another device of this kind is measuring now is waited for.
         """
-        begin = monotonic()
         self.knowledge.wants(case for case, _ in wanted)
         locks = self.services.locks
         with locks.taken(case.region.key for case, _ in wanted) as mine:
-            self._measure(self._left([one for one in wanted if one[0].region.key in mine]))
+            left, begin = self._left([one for one in wanted if one[0].region.key in mine]), monotonic()
+            self._measure(left)
+            self.budget.regions_took(len(left), monotonic() - begin)
         others = [one for one in wanted if one[0].region.key not in mine]
         locks.wait(case.region.key for case, _ in others)
         if self._left(others):  # whoever measured them was interrupted, or had a busy machine
             self.knowledge.lacks()
-        self.budget.regions_took(len(wanted), monotonic() - begin)
 
     def in_time(self, wanted: Wanted, beside: float = 0.0, behind: Callable[[], None] = lambda: None) -> bool:
         """Whether there was time to measure all, some at once; `behind` these comes what is learned from them."""
