@@ -193,9 +193,9 @@ class Lookup:
         """Store, once, that a region will not compile here, so that tuning need not try it again."""
         from fuseplan.measure.failures import line
 
-        if (
-            record.failed is None or record.failed.opaque or record.status in PASSING
-        ):  # of what else this process does, or no key
+        if record.failed is None or record.failed.opaque:  # which has no key
+            return
+        if record.status in PASSING:  # which may be of what else this process does
             return
         one = Measurement(
             record.failed.key,

@@ -118,10 +118,13 @@ class _Writer:
         if known and given.numel() > MASK_ELEMENTS:
             raise GraphError(f"input {self.numbers[node]} is part of a mask, and too large for a trace")
         described = self._type(fake)
-        kind = _kind(given)
-        if kind == "buffer" and _varying([*described["shape"], *described["stride"]]):
-            kind = "input"  # what a module has does not vary
-        return {"kind": kind, **described, "values": (exactly if known else observe)(given), **shared}
+        varies = bool(_varying([*described["shape"], *described["stride"]]))
+        return {
+            "kind": _kind(given, varies=varies),
+            **described,
+            "values": (exactly if known else observe)(given),
+            **shared,
+        }
 
     def _type(self, fake: Tensor) -> dict[str, Any]:
         return {
@@ -232,9 +235,10 @@ def _of_masks(gm: GraphModule) -> set[Node]:
     return found
 
 
-def _kind(given: Tensor) -> str:
+def _kind(given: Tensor, *, varies: bool) -> str:
+    """What a module has does not vary in size: what stays and does is an input like others."""
     if isinstance(given, torch.nn.Parameter):
         return "parameter"
     # what Dynamo puts on the buffers of modules: their addresses stay, so that CUDA graphs need not copy them
     static = getattr(given, "_dynamo_static_input_type", None) is not None
-    return "buffer" if static and not given.requires_grad else "input"
+    return "buffer" if static and not varies and not given.requires_grad else "input"

@@ -125,9 +125,8 @@ class TimedChecks:
         if self.look is not None:
             self.look.settle(self._asked_for, self.rows)
         left = {one.name for one in left_behind(self._asked_for, self.rows)} if self.drops else set()
-        self.budget.checked(
-            one for one in found if one.profile is None and not any(row.name in left for row in one.rows)
-        )
+        plans = [one for one in found if one.profile is None and left.isdisjoint(row.name for row in one.rows)]
+        self.budget.checked(plans)
         self._racer = replace(self._racer, preparing=0)
 
     def _ask(self, standing: Standing) -> list[Job]:
@@ -244,9 +243,7 @@ class TimedChecks:
         if before is None:
             return True
         row = self.rows.get(before.name)
-        return (
-            row.status == "ok" if row is not None else before not in self._waiting and before.name not in self._beside
-        )
+        return row.status == "ok" if row is not None else not self._is_to_come(before)
 
     def _defaults_beside(self, begun: Sequence[RaceEntry], idle: int) -> list[RaceEntry]:
         """Those that so many workers begin with now, who have nothing else to do, though the plain one is at work, or is `begun` now."""
@@ -259,6 +256,9 @@ class TimedChecks:
     def _can_wait(self, default: RaceEntry) -> bool:
         """Whether a GPU's worker has it in a moment, since nothing is compiled: it comes once one is idle, and may be left out."""
         return self.apart and self.services.on_gpu and planned(default) == EAGER.plan and default.name not in self.rows
+
+    def _is_to_come(self, entry: RaceEntry) -> bool:
+        return entry in self._waiting or entry.name in self._beside
 
     def _candidates(self, idle: int) -> list[RaceEntry]:
         """Those that so many workers begin with now. A plan that is right under one launch comes after those that nobody has tried."""
@@ -352,7 +352,7 @@ class TimedChecks:
     @property
     def _expected(self) -> int:
         """How many race besides those candidates that are at work: those that are right, and defaults of which nobody knows yet."""
-        to_come = [one for one in self._asked_for if one.default and (one in self._waiting or one.name in self._beside)]
+        to_come = [one for one in self._asked_for if one.default and self._is_to_come(one)]
         right = sum(row.status == "ok" for row in self.rows.values())
         return right + sum(not self._can_wait(one) for one in to_come)
 
