@@ -152,7 +152,15 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
 
 
 def _hopeless(side: str, rows: Mapping[str, Any]) -> str | None:
-    """Why a side need not be tried: it does all that another does, which was not compiled in time."""
+    """Why a side need not be tried: it does all that another does, which was not compiled in time, or it would search for minutes, for a
+    comparison with nothing.
+
+    >>> _hopeless("max-autotune", {"fuseplan": {"failed": "no plan"}}), _hopeless("max-autotune", {"fuseplan": {"first_s": 2.0}})
+    ('not tried: nothing tuned runs that it could be compared with', None)
+    """
+    ours = [row for name, row in rows.items() if name in TUNED]
+    if side in SEARCHING and ours and all("failed" in row for row in ours):
+        return "not tried: nothing tuned runs that it could be compared with"
     why = rows.get(AUTOTUNED, {}).get("failed", "")
     if side == "max-autotune" and "not compiled" in why:
         return f"not tried: {AUTOTUNED}, all of which it does, was {why}"

@@ -30,6 +30,7 @@ from stored import HERE as GPU
 INDUCTOR = RaceEntry("inductor", Plan("inductor"), default=True)
 CAPTURED = RaceEntry("inductor, cudagraph", Plan("inductor", launch="cudagraph"), default=True)
 GREEDY = RaceEntry("nvfuser-greedy", Plan("aten"), default=True)
+EAGER = RaceEntry("eager", Plan("eager"), default=True)
 PROFILE = "profile"
 WRITTEN = [
     RaceEntry(f"written {place}", Plan("inductor", (Rewrite("attention", place, "math"),))) for place in range(9)
@@ -171,6 +172,19 @@ def test_a_program_is_profiled_while_it_is_checked(looking: Any, statuses: dict[
     waits = [*WRITTEN[1:5]]
     assert checks.checked(waits) == waits
     assert pool.profiled == profiled, "nothing is profiled again"
+
+
+def test_what_is_profiled_may_be_under_a_launch_that_others_cannot_have(looking: Any) -> None:
+    """As eager cannot: nothing that a GPU is raced with stands in the way of a look at what is preferred under CUDA graphs."""
+    pool, known = Simulated({"inductor": 10.0}), Known()
+    checks: TimedChecks = looking(pool)
+    checks.look = look = Look(checks.services, checks.budget, "", [known])  # type: ignore[list-item]
+    plan = WRITTEN[0].plan
+    assert isinstance(plan, Plan)
+    preferred = RaceEntry("written 0, cudagraph", replace(plan, launch="cudagraph"))
+    checks.checked([EAGER, INDUCTOR, GREEDY, CAPTURED, preferred])
+    assert pool.profiled == ["written 0, cudagraph"] == [one.name for one in known.profiles]
+    assert look.looked is not None and look.looked.plan == preferred.plan
 
 
 def test_what_is_profiled_waits_for_no_other_candidate(looking: Any) -> None:

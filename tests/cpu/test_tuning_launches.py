@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import GONE, JudgeKept, Outcome, OutcomeRow, RacePlans, VetPlan
+from fuseplan.measure.jobs import GONE, JudgeKept, Outcome, OutcomeRow, ProfilePlan, RacePlans, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
 from fuseplan.tuning.effort import FULL, INSTANT, QUICK, Effort
@@ -387,12 +387,27 @@ class Attending(nn.Module):
         return (called + written).transpose(1, 2).flatten(2)
 
 
-def test_every_way_and_every_default_of_a_gpu_races_under_both_launches(store: Store) -> None:
+@pytest.fixture(scope="module")
+def attending() -> Trace:
     with torch.no_grad():
-        (trace,) = traces_of(Attending().eval(), torch.randn(2, 32, 64), name="attending")
+        (found,) = traces_of(Attending().eval(), torch.randn(2, 32, 64), name="attending")
+    return found
+
+
+def test_in_seconds_what_is_preferred_is_looked_at_under_cuda_graphs(attending: Trace, store: Store) -> None:
+    """Beside all that a GPU races by default, of which eager has no such launch."""
+    pool = Racing(times={"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 500.0})
+    (found,) = Tuner(store, pool, "cpu", QUICK, Settings(), Silent(), here=GPU).tune(attending, (EITHER,))
+    assert found.status in ("proven", "default"), found.detail
+    (looked,) = [job.entry.plan for job in pool.jobs if isinstance(job, ProfilePlan)]
+    assert looked is not None and looked.rewrites and looked.launch == "cudagraph"
+    assert {"eager", "inductor, cudagraph"} <= set(pool.vetted)
+
+
+def test_every_way_and_every_default_of_a_gpu_races_under_both_launches(attending: Trace, store: Store) -> None:
     pool = Racing(times={"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 500.0})
     tuner = Tuner(store, pool, "cpu", FULL, Settings(), Silent(), here=GPU)
-    (found,) = tuner.tune(trace, (EITHER,))
+    (found,) = tuner.tune(attending, (EITHER,))
     assert found.status in ("proven", "default"), found.detail
     names = {job.entry.name for job in pool.jobs if isinstance(job, VetPlan)}
     for name in ("inductor", "nvfuser-greedy"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from fuseplan.measure.entry import RaceEntry
@@ -17,7 +17,7 @@ from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.gaps import machine_of, profiled
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning.program.vet_plans import TORCHS
+from fuseplan.tuning.program.vet_plans import TORCHS, differ_in_launch
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Look:
         if self._job is None or self._outcome is None:
             return
         plan, outcome = planned(self._job.entry), self._outcome
-        alike = [rows.get(one.name) for one in asked_for if replace(planned(one), launch=plan.launch) == plan]
+        alike = [
+            rows.get(one.name) for one in asked_for if planned(one) == plan or differ_in_launch(planned(one), plan)
+        ]
         if not any(row is not None and row.status == "ok" for row in alike):
             if None not in alike:
                 self._job, self._outcome = None, None
