@@ -184,7 +184,8 @@ def test_what_is_profiled_may_be_under_a_launch_that_others_cannot_have(looking:
     preferred = RaceEntry("written 0, cudagraph", replace(plan, launch="cudagraph"))
     checks.checked([EAGER, INDUCTOR, GREEDY, CAPTURED, preferred])
     assert pool.profiled == ["written 0, cudagraph"] == [one.name for one in known.profiles]
-    assert look.looked is not None and look.looked.plan == preferred.plan
+    assert look.looked is not None
+    assert look.looked.plan == preferred.plan
 
 
 def test_what_is_profiled_waits_for_no_other_candidate(looking: Any) -> None:

@@ -400,7 +400,9 @@ def test_in_seconds_what_is_preferred_is_looked_at_under_cuda_graphs(attending: 
     (found,) = Tuner(store, pool, "cpu", QUICK, Settings(), Silent(), here=GPU).tune(attending, (EITHER,))
     assert found.status in ("proven", "default"), found.detail
     (looked,) = [job.entry.plan for job in pool.jobs if isinstance(job, ProfilePlan)]
-    assert looked is not None and looked.rewrites and looked.launch == "cudagraph"
+    assert looked is not None
+    assert looked.rewrites
+    assert looked.launch == "cudagraph"
     assert {"eager", "inductor, cudagraph"} <= set(pool.vetted)
 
 
