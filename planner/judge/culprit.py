@@ -177,7 +177,8 @@ class _Search:
                 )
                 return _Covered(count, None, told, answered=False)
             if found.problem is not None:
-                chains = [self._chain(end, start) for end in shown if end in inside]
+                ends = dict.fromkeys(self.parts.makes(end, inside) for end in shown)
+                chains = [self._chain(end, start) for end in ends]
                 smallest = next((one for ends in chains if (one := self._within(start, ends)) is not None), None)
                 why = f"the ops from {inside[0].name} to {inside[-1].name} are wrong by themselves"
                 if smallest is not None and (found.beyond > ROUNDING_MOST or self._is_few(*smallest)):
@@ -197,9 +198,7 @@ class _Search:
         """The ops from `start` on that lead to one, and that say whether they are right."""
         inside = self.ops[start : self.ops.index(end) + 1]
         wanted = set(self.parts.needed([end], inside))
-        return [
-            start + place for place, node in enumerate(inside) if node in wanted and self.parts.shown(node) is not None
-        ]
+        return [start + place for place, node in enumerate(inside) if node in wanted and self.parts.shown(node)]
 
     def _within(self, start: int, ends: Sequence[int]) -> tuple[int, int] | None:
         """The first and the last op of the smallest part that is wrong, of those that end at one of `ends`."""
@@ -216,7 +215,7 @@ class _Search:
         """What is wrong with the ops from `first` to `last`, as far as the last needs them."""
         end, inside = self.ops[last], self.ops[first : last + 1]
         shown = self.parts.shown(end)
-        return _Found() if shown is None else self._judged(self.parts.needed([end], inside), [shown])
+        return self._judged(self.parts.needed([end], inside), shown) if shown else _Found()
 
     def _judged(self, inside: Sequence[Node], shown: Sequence[Node]) -> _Found:
         key = (*inside, *shown)
@@ -245,9 +244,9 @@ class _Search:
         """What is to be told of these ops."""
         problem = self.found(first, last).problem
         shown = self.parts.shown(self.ops[last])
-        if problem is None or shown is None:
+        if problem is None or not shown:
             return None
-        part = self.parts.part(self.parts.needed([self.ops[last]], self.ops[first : last + 1]), [shown])
+        part = self.parts.part(self.parts.needed([self.ops[last]], self.ops[first : last + 1]), shown)
         text = script(part.module, part.values, self.loaded.trace.fields["modes"])
         self.where.tidy()
         return Fault(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from fuseplan.capture.trace.flex_call import let_through
 from fuseplan.capture.trace.format import Trace
@@ -59,6 +60,8 @@ class Parts:
         self.loaded, self.module = loaded, loaded.module
         self.ops = [node for node in self.module.graph.nodes if node.op in ("call_function", "call_method")]
         self.effects = _effects(loaded, self.module)
+        held = (one for one in (*loaded.inputs(0), *self.module.parameters()) if isinstance(one, Tensor))
+        self.trains = bool(loaded.trace.fields["modes"]["grad"]) and any(one.requires_grad for one in held)
 
     def effect(self, node: Node) -> Effect:
         """What a node gives and writes."""
@@ -79,24 +82,26 @@ class Parts:
             last |= dict.fromkeys(self.effect(node).written & outside, node)
         return list(dict.fromkeys(last.values()))
 
-    def shown(self, end: Node) -> Node | None:
-        """What says whether an op is right: what it gives, or else what it has written to."""
+    def shown(self, end: Node) -> list[Node]:
+        """What says whether an op is right: what it gives, or else what it has written to; one that takes lists to several."""
         if self.effect(end).floats:
-            return end
+            return [end]
         written = self.effect(end).written
-        return next(
-            (arg for arg in end.all_input_nodes if self.effect(arg).floats and self.effect(arg).storages & written),
-            None,
-        )
+        return [arg for arg in end.all_input_nodes if self.effect(arg).floats and self.effect(arg).storages & written]
 
     def needed(self, ends: Collection[Node], inside: Sequence[Node]) -> list[Node]:
         """Those of `inside` on which `ends` hang: by what they read, and by what was written to the memory that they read."""
-        wanted, live = set(ends), frozenset[int]()
+        wanted, live = set(ends), frozenset[int]().union(*(self.effect(end).storages for end in ends))
         for node in reversed(inside):
             if node in wanted or self.effect(node).written & live:
                 wanted |= {node, *node.all_input_nodes}
                 live |= frozenset().union(*(self.effect(arg).storages for arg in node.all_input_nodes))
         return [node for node in inside if node in wanted]
+
+    def makes(self, end: Node, inside: Sequence[Node]) -> Node:
+        """The op of `inside` after which a value is what it is when they are done: which gives it, or the last that writes to it."""
+        held = self.effect(end).storages
+        return next(node for node in reversed(inside) if node is end or self.effect(node).written & held)
 
     def leaving(self, inside: Sequence[Node]) -> list[Node]:
         """The floats that these ops give to others, and those that they write to which were there before."""
@@ -108,9 +113,9 @@ class Parts:
             for node in inside
             if self.effect(node).floats and not (node.users and all(user in within for user in node.users))
         ]
-        found += [
-            one for node in inside if self.effect(node).written & before and (one := self.shown(node)) is not None
-        ]
+        for node in inside:
+            if self.effect(node).written & before:
+                found += self.shown(node)
         return list(dict.fromkeys(found))
 
     def part(self, inside: Sequence[Node], shown: Sequence[Node]) -> ProgramPart:
@@ -154,8 +159,7 @@ class Parts:
 
     def _values(self, first: Node, wanted: Sequence[Node]) -> dict[Node, Any]:
         """What nodes outside of a part give, as the program has it when the part begins."""
-        names = {node.name for node in wanted}
-        grad = bool(self.loaded.trace.fields["modes"]["grad"])
+        names, trains = {node.name for node in wanted}, self.trains
         found: dict[str, Any] = {}
         plain = GraphModule(self.module, copy.deepcopy(self.module.graph))
         stop = next(node for node in plain.graph.nodes if node.name == first.name)
@@ -164,7 +168,7 @@ class Parts:
             def run_node(self, n: Node) -> Any:
                 if n is stop:
                     found.update(
-                        {one.name: _kept(one, value, grad) for one, value in self.env.items() if one.name in names}
+                        {one.name: _kept(one, value, trains) for one, value in self.env.items() if one.name in names}
                     )
                     raise _BeginningReached
                 return super().run_node(n)
@@ -172,7 +176,7 @@ class Parts:
         with _once(self.loaded), suppress(_BeginningReached):
             UpTo(plain).run(*self.loaded.inputs(0))
         late = [node for node in wanted if node.name not in found]
-        found |= {node.name: _kept(node, _attribute(plain, str(node.target)), grad) for node in late}
+        found |= {node.name: _kept(node, _attribute(plain, str(node.target)), trains) for node in late}
         return {node: found[node.name] for node in wanted}
 
     def trace(self, part: ProgramPart) -> Trace:
@@ -217,17 +221,19 @@ def _attribute(module: GraphModule, target: str) -> Any:
 
 def _kept(node: Node, value: Any, grad: bool) -> Any:
     """A copy of what a part is given; what the program computes has gradients, of the rest what has some there."""
-    if not isinstance(value, Tensor):
-        return value
     computed = node.op.startswith("call")
+
+    def kept(tensor: Tensor) -> Tensor:
+        fresh = tensor.detach().clone()
+        return fresh.requires_grad_(grad and is_float(fresh) and (computed or tensor.requires_grad))
+
     with torch.inference_mode(False):
-        fresh = value.detach().clone()
-        return fresh.requires_grad_(grad and is_float(fresh) and (computed or value.requires_grad))
+        return tree_map_only(Tensor, kept, value)  # what takes lists gives lists
 
 
 def _again(value: Any) -> Any:
     """The same once more: running a part may write to what it is given."""
-    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    return tree_map_only(Tensor, lambda one: one.detach().clone().requires_grad_(one.requires_grad), value)
 
 
 # what each op writes to

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -131,6 +133,19 @@ def test_steps_of_equal_shape_are_one_program_and_each_has_its_own_weights() -> 
     assert len(set(keys)) == 1
     torch.testing.assert_close(first.weight, before[0] - 0.5 * 2.0)
     torch.testing.assert_close(second.weight, before[1] - 0.5 * 6.0)
+
+
+def test_a_process_that_has_compiled_nothing_yet_rebuilds_a_step(tmp_path: Path) -> None:
+    """Dynamo writes operators into it that are Inductor's own."""
+    (trace,) = recorded("one by one")
+    (tmp_path / "step.json").write_text(trace.to_json())
+    code = f"""
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import load_trace
+load_trace(Trace.from_json(open({str(tmp_path / "step.json")!r}).read())).run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_stays_and_varies_in_size_is_an_input_like_others(tmp_path: Path) -> None:

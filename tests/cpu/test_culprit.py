@@ -207,6 +207,51 @@ def test_rounding_everywhere_is_told_from_a_fault_that_is_as_far_off(
     assert "no time" in hasty.detail
 
 
+class Stepping(TorchDispatchMode):
+    """Gets the second of what one op of lists writes to wrong, by some share."""
+
+    def __init__(self, off: float) -> None:
+        super().__init__()
+        self.off = off
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._foreach_addcdiv_.Scalar:
+            args[0][1].mul_(1 + self.off)
+        return out
+
+
+@pytest.mark.parametrize("off", [0.0, 4e-6])
+def test_ops_that_take_lists_are_judged_as_others_are(off: float) -> None:
+    """As the step of an optimizer has them: what one gives is a list, what another writes to has been taken out of one."""
+
+    def step(one: Tensor, other: Tensor, first: Tensor, second: Tensor) -> None:
+        moments, weights = [first, second], [one, other]
+        for _ in range(3):
+            torch._foreach_mul_(moments, 0.9)
+            powers = torch._foreach_pow(moments, 2)
+            torch._foreach_neg_(powers)
+            torch._foreach_exp_(powers)
+            torch._foreach_mul_(powers, 2.0)
+            torch._foreach_sqrt_(powers)
+        torch._foreach_addcdiv_(weights, moments, powers, 0.1)
+
+    def compiled(module: nn.Module) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with Stepping(off):
+                return module(*args)
+
+        return run
+
+    torch.manual_seed(0)
+    found = inquire(loaded(step, *(torch.rand(8, 8) + 1 for _ in range(4))), near=True, compiled=compiled)
+    assert bool(found.rounding) is (not off), found.detail
+    assert (found.fault is not None) is bool(off), found.detail
+    if found.fault is not None:
+        assert found.fault.op == "_foreach_addcdiv_"
+        assert found.fault.ops == 1
+
+
 # a fault of torch's own
 
 

@@ -50,6 +50,8 @@ _PLACES: Mapping[str, tuple[str, ...] | None] = {
 }
 """Modules by name, and what may be called there, None for all. The first place where a function is found gives it its name."""
 
+_PRIMS = ("torch._prims", "torch._inductor.inductor_prims")
+"""Who defines torch's own `prims`, of which nobody else may have imported the second yet."""
 _HOMES = ("torch", "_operator", "math", "builtins")
 """Where a function in one of the places must come from: they import things that are not their own."""
 _REFUSED = {"from_file", "handle_torch_function", "has_torch_function", "boolean_dispatch", "assert_int_or_pair"}
@@ -152,6 +154,10 @@ def method(name: str) -> str:
 
 def _operator(name: str, namespace: str, operation: str, overload: str | None = None) -> Callable[..., Any]:
     packet = getattr(getattr(torch.ops, namespace, None), operation, None)
+    if packet is None and namespace == "prims":  # Dynamo writes some into a step of an optimizer
+        for place in _PRIMS:
+            importlib.import_module(place)
+        packet = getattr(torch.ops.prims, operation, None)
     if isinstance(packet, OpOverloadPacket):
         if overload is None:
             return packet
