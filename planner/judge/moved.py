@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.flex_call import let_through
@@ -91,9 +92,20 @@ class MovedRun(TorchDispatchMode):
             return func(*args, **kwargs)
         other = REORDERED.get(func)
         result = func(*args, **kwargs) if other is None else other(func, args, kwargs)
-        if func in _APPROXIMATE and isinstance(result, Tensor) and result.dtype in (torch.float32, torch.float64):
-            return torch.where(_finite(result), self.noise(result, torch.finfo(result.dtype).eps), result)
+        nature = _nature(func)
+        if not nature.approximate:
+            return result
+        if not nature.written:
+            return tree_map_only(Tensor, self._in_the_last_place, result)
+        for one in (arg for i in nature.written for arg in _flat(args[i : i + 1])):
+            one.copy_(self._in_the_last_place(one))
         return result
+
+    def _in_the_last_place(self, value: Tensor) -> Tensor:
+        """What another library may give."""
+        if value.dtype not in (torch.float32, torch.float64):
+            return value
+        return torch.where(_finite(value), self.noise(value, torch.finfo(value.dtype).eps), value)
 
     def _moved(self, arg: Any, coarsely: bool) -> Any:
         if isinstance(arg, (list, tuple)):
@@ -147,13 +159,20 @@ _PRODUCTS = {
 }  # fmt: skip
 
 
-_APPROXIMATE = {
-    aten.tanh.default, aten.sigmoid.default, aten.erf.default, aten.erfc.default, aten.exp.default, aten.exp2.default,
-    aten.expm1.default, aten.log.default, aten.log2.default, aten.log10.default, aten.log1p.default, aten.sin.default,
-    aten.cos.default, aten.tan.default, aten.rsqrt.default, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor,
-    aten.pow.Scalar,
-}  # fmt: skip
-"""What no two libraries round alike: in the last place, which is a lot of `1 + tanh(x)` where that is nearly nothing."""
+_APPROXIMATE = frozenset("tanh sigmoid erf erfc exp exp2 expm1 log log2 log10 log1p sin cos tan rsqrt pow".split())
+"""What no two libraries round alike: in the last place, which is a lot of `1 + tanh(x)` where that is nearly nothing. In place and for lists,
+too: how far an optimizer has come is a power of what is nearly one.
+"""
+
+
+def _is_approximate(func: Any) -> bool:
+    """Whether an operator is such a function, of a tensor or of a list of them, in place or not.
+
+    >>> [_is_approximate(one) for one in (aten.exp_.default, aten._foreach_pow.ScalarAndTensor, aten._foreach_mul.List)]
+    [True, True, False]
+    """
+    name = func._schema.name.removeprefix("aten::").removeprefix("_foreach_")
+    return func.namespace == "aten" and name.removesuffix("_") in _APPROXIMATE
 
 
 def _generators(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -218,6 +237,7 @@ class _Nature:
     decomposes: bool
     written: frozenset[int]
     """The positions of arguments that it writes to."""
+    approximate: bool
 
 
 @cache
@@ -225,7 +245,7 @@ def _nature(func: Any) -> _Nature:
     arguments = func._schema.arguments
     written = frozenset(i for i, arg in enumerate(arguments) if arg.alias_info is not None and arg.alias_info.is_write)
     seeded = torch.Tag.nondeterministic_seeded in func.tags
-    return _Nature(seeded, func in _COPIES, func.is_view, func._can_decompose(), written)
+    return _Nature(seeded, func in _COPIES, func.is_view, func._can_decompose(), written, _is_approximate(func))
 
 
 def _of_tensor_cores(args: Sequence[Any]) -> bool:

@@ -157,6 +157,41 @@ def test_functions_that_no_two_libraries_round_alike_are_moved_in_the_last_place
         assert torch.equal(torch.tanh(low), low.tanh())  # which has been rounded by more
 
 
+def in_place(x: Tensor) -> list[Tensor]:
+    return [x.clone().tanh_()]
+
+
+def in_a_list(x: Tensor) -> Sequence[Tensor]:
+    return torch._foreach_tanh([x, x])
+
+
+def in_a_list_in_place(x: Tensor) -> Sequence[Tensor]:
+    found = [x.clone(), x.clone()]
+    torch._foreach_tanh_(found)
+    return found
+
+
+@pytest.mark.parametrize("call", [in_place, in_a_list, in_a_list_in_place])
+def test_they_are_moved_in_place_and_in_lists_too(call: Callable[[Tensor], Sequence[Tensor]]) -> None:
+    x = torch.linspace(-8, -6, 4096)
+    for reordered in (False, True):
+        with MovedRun([], 0, reordered=reordered):
+            found = call(x)
+        for moved in found:
+            off = (moved - x.tanh()).abs()
+            assert bool(off.any()) is reordered
+            assert float(off.max()) <= 1.2e-7
+
+
+def test_how_far_an_optimizer_has_come_is_moved() -> None:
+    """One minus a power of what is nearly one: the last place of the power is a lot of what is left."""
+    steps = [torch.tensor(1.0)]
+    (power,) = torch._foreach_pow(0.999, steps)
+    with MovedRun([], 0, reordered=True):
+        (moved,) = torch._foreach_pow(0.999, steps)
+    assert 2e-5 < abs(float(1 - moved) / float(1 - power) - 1) < 2e-4
+
+
 def test_what_was_all_whole_is_moved_once_it_has_been_written_to() -> None:
     buffer = torch.ones(8)
     with MovedRun([buffer], 0):
