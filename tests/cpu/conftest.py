@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,11 +26,9 @@ def _at_rest() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _fits_outlive_a_run(_databases: Path) -> Iterator[None]:
-    """What shipped rows teach is kept in one place, for databases with a folder of their own as well, and for none: each process would
-    fit anew for them, for ten seconds and more.
-    """
+@pytest.fixture(scope="session")
+def _kept_fits(_databases: Path) -> Callable[[Path, str], Heads | None]:
+    """What shipped rows teach, from where the fits are kept that outlive a run."""
     folder, fitted = _databases / "models", shipped._fitted
 
     @cache
@@ -41,8 +39,16 @@ def _fits_outlive_a_run(_databases: Path) -> Iterator[None]:
             shipped.keep(found, file)
         return found
 
+    return kept
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fitted_once(_kept_fits: Callable[[Path, str], Heads | None]) -> Iterator[None]:
+    """Databases with a folder of their own take fits up as well, and so do those of memory: each process would fit anew for them, for ten
+    seconds and more.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shipped, "_fitted", kept)
+        patch.setattr(shipped, "_fitted", _kept_fits)
         yield
 
 
