@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from untimed_guards import leave_guards_untimed
+from unnoted import leave_unnoted
 
-leave_guards_untimed()
+leave_unnoted()
 
 
 @pytest.fixture(autouse=True)

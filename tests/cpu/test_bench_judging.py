@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -23,11 +24,11 @@ def loaded(name: str) -> tuple[Loaded, dict[int, Results]]:
     return program, {seed: program.run(seed=seed) for seed in SEEDS}
 
 
-def planted(name: str) -> set[str]:
+def planted(name: str, among: Collection[str] = FAULTS) -> set[str]:
     """The faults that change anything of a program."""
     program, right = loaded(name)
     found = set()
-    for fault in FAULTS.values():
+    for fault in map(FAULTS.__getitem__, among):
         try:
             runs = faulty(program, fault, CALLS, right)
         except IndexError:  # what is looked up at a wrong place may not be there
@@ -55,7 +56,7 @@ def test_every_fault_has_a_place() -> None:
     left = set(FAULTS)
     for name in PROGRAMS:
         if left and name not in alarms.ENTRIES:
-            left -= planted(name)
+            left -= planted(name, left)
     assert left == set()
 
 

@@ -1,4 +1,4 @@
-"""Tuning on a Ray cluster, a real one of three nodes on this machine, whose workers answer with replayed times."""
+"""Tuning on a Ray cluster, a real one of two nodes on this machine, whose workers answer with replayed times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from replaying import captured
 
 ray = pytest.importorskip("ray")
 TESTS = Path(__file__).parents[1]
-NODES = 3
+NODES = 2
 
 
 class Mixer(nn.Module):
@@ -165,18 +165,10 @@ class TestAFleet:
         with pytest.raises(OptionError, match="no device of type cuda"):
             agenda(nodes.traces, on=fleet, device="cuda")
 
-    def test_an_actor_that_hangs_is_given_up(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "BEAT_S", 0.2)
-        monkeypatch.setattr(module, "LEASE_S", 1.0)
-        one = next(iter(fleet.devices.values()))
-        os.kill(one.line.call("pid"), signal.SIGSTOP)
-        with pytest.raises(ExecutorError, match="is lost: it did not answer"):
-            one.line.call("pid")
-
-
-def test_what_a_dead_actor_was_at_is_done_elsewhere(nodes: Nodes, alone: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.sqlite3"
-    with on_ray(("cpu",), nodes.address, host=QuickHost) as fleet:
+    def test_what_a_dead_actor_was_at_is_done_elsewhere(
+        self, fleet: Fleet, nodes: Nodes, alone: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "a.sqlite3"
         first = next(iter(fleet.devices.values()))
         pid = first.line.call("pid")
         killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
@@ -186,10 +178,18 @@ def test_what_a_dead_actor_was_at_is_done_elsewhere(nodes: Nodes, alone: Path, t
         killer.join()
         with pytest.raises(ExecutorError, match=f"{first.name} is lost"):
             first.line.call("beat")
-    assert len(found) == 5
-    assert plans(path) == plans(alone)
-    assert twice(path) == []
-    assert set(measurements(path)) == set(measurements(alone))
+        assert len(found) == 5
+        assert plans(path) == plans(alone)
+        assert twice(path) == []
+        assert set(measurements(path)) == set(measurements(alone))
+
+    def test_an_actor_that_hangs_is_given_up(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "BEAT_S", 0.2)
+        monkeypatch.setattr(module, "LEASE_S", 1.0)
+        *_, one = fleet.devices.values()
+        os.kill(one.line.call("pid"), signal.SIGSTOP)
+        with pytest.raises(ExecutorError, match="is lost: it did not answer"):
+            one.line.call("pid")
 
 
 @pytest.mark.exhaustive  # to the fleet a node that is gone is its actor that is gone, of which the case above has one
