@@ -200,27 +200,14 @@ def _mine(x: Tensor) -> Tensor:
     return x.sin()
 
 
-def checkpointed(layer: nn.Module, *saved: Any, nested: bool = False) -> Callable[[Tensor], Tensor]:
+def checkpointed(layer: nn.Module, *saved: Any) -> Callable[[Tensor], Tensor]:
     """A program that is checkpointed, and keeps what these operators give, if there are any."""
     own: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, list(saved))} if saved else {}
 
     def block(x: Tensor) -> Any:
         return checkpoint(lambda y: layer(y).sin().cos().exp(), x, use_reentrant=False, **own)
 
-    return (lambda x: checkpoint(block, x * 2, use_reentrant=False)) if nested else block
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_checkpoint_with_a_policy_of_its_own_has_no_key_and_says_so(nested: bool) -> None:
-    layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
-    assert key(checkpointed(layer, nested=nested), x)
-    aten = torch.ops.aten
-    for saved in ((aten.mm.default, aten.addmm.default), (aten.sin.default,)):
-        (program,) = programs(checkpointed(layer, *saved, nested=nested), x)
-        assert program.key is None
-        assert program.unkeyable == "its checkpoint has a policy of its own (context_fn), which no trace holds"
-        with pytest.raises(Exception, match="cannot be traced: its checkpoint has a policy of its own"):
-            fuseplan.traces_of(checkpointed(layer, *saved, nested=nested), x)
+    return block
 
 
 def test_hooks_that_pack_what_is_saved_leave_no_key_and_say_so() -> None:

@@ -17,7 +17,9 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from fuseplan.capture.dynamo.contents import contents
+from fuseplan.capture.dynamo.policies import answers_of, told
 from fuseplan.capture.dynamo.symbols import Symbols
+from fuseplan.errors import GraphError
 
 _FORMAT = "fuseplan program 1"
 _TRUSTED = ("torch", "_operator", "operator", "math", "builtins", "_functools", "functools", "itertools", "collections")
@@ -159,15 +161,23 @@ class _Writer:
         for part in path.split("."):
             value = getattr(value, part)
         if isinstance(value, GraphModule):
-            if "_checkpoint_context_fn" in value.meta:  # what it saves is then up to a function of the caller's
-                raise _UnkeyableError("its checkpoint has a policy of its own (context_fn), which no trace holds")
             self.lines.append("subgraph {")
+            self._policy(value)
             self.graph(value)
             self.lines.append("}")
         elif isinstance(value, torch.Tensor):
             self.lines.append(f"constant {self._value(value)} {_digest(value)}")
         else:
             raise _UnkeyableError(f"attribute {path} is a {type(value).__name__}")
+
+    def _policy(self, block: GraphModule) -> None:
+        """What is kept of a checkpointed block is up to a function of the caller's: what that says of the block's ops."""
+        try:
+            answers = answers_of(block)
+        except GraphError as error:
+            raise _UnkeyableError(f"its checkpoint has a policy of its own (context_fn), and {error}") from None
+        if answers is not None:
+            self.lines.append(f"keeps {told(answers)}")
 
     def _value(self, value: Any) -> str:
         if isinstance(value, Described):

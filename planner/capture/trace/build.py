@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
+from fuseplan.capture.dynamo.policies import CONTEXTS, checkpointed, let_answer
 from fuseplan.capture.trace.args import decode, named
 from fuseplan.capture.trace.code import write_blocks
 from fuseplan.capture.trace.flex_call import BLOCK_MASK, flex_attention
@@ -53,6 +54,8 @@ class GraphBuilder:
             raise GraphError("a trace asks for an attribute that it may not see")
         if function is checkpoint and not (_is_block(args[0] if args else None) and _is_plain(kwargs)):
             raise GraphError("a trace checkpoints something that is no block of its own")
+        if function is checkpoint and CONTEXTS in getattr(owner, str(args[0].target)).meta:
+            function = checkpointed
         if function is flex_attention and not _is_flex(args):
             raise GraphError("a trace calls flex_attention with functions that are no blocks of its own")
         return graph.call_function(function, args, kwargs)
@@ -60,7 +63,10 @@ class GraphBuilder:
     def _block(self, part: Mapping[str, Any]) -> GraphModule:
         graph = Graph()
         values: list[Any] = [graph.placeholder(f"input_{i}") for i in range(part["inputs"])]
-        return self.module(graph, nn.Module(), values, part)
+        block = self.module(graph, nn.Module(), values, part)
+        if "policy" in part:
+            let_answer(block, part["policy"])
+        return block
 
 
 def _is_block(arg: Any) -> bool:

@@ -190,7 +190,15 @@ def _node(node: Any, where: str, number: int, depth: int) -> None:
         _record(node, {"op": str, "dtype": str, "shape": list, "values": list}, {}, where)
         return
     if kind == "block":
-        _record(node, {"op": str, "inputs": int, "nodes": list, "output": list}, {"values": list, "alone": bool}, where)
+        _record(
+            node,
+            {"op": str, "inputs": int, "nodes": list, "output": list},
+            {"values": list, "alone": bool, "policy": dict},
+            where,
+        )
+        for name, answers in node.get("policy", {}).items():
+            for answer in _expect(answers, list, f"what {short(name)} is told in {where}"):
+                _expect(answer, str, f"what {short(name)} is told in {where}")
         if node.get("alone") and len(node["output"]) != 1:
             raise GraphError(f"{where} gives one value alone, and has {len(node['output'])}")
         if not 0 <= node["inputs"] < MAX_DOCUMENT or len(node.get("values", ())) not in (0, node["inputs"]):

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from fuseplan.capture.dynamo.counts import Counts
 from fuseplan.capture.dynamo.held import attribute, is_held
 from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.dynamo.policies import answers_of
 from fuseplan.capture.dynamo.program import program_key, sharing
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.dynamo.symbols import Symbols
@@ -175,7 +176,9 @@ class _Writer:
         self.numbers = outer
         values = [self._block_input(p) for p in block.graph.find_nodes(op="placeholder")]
         alone = {} if isinstance(block.graph.output_node().args[0], (list, tuple)) else {"alone": True}
-        return {"op": "block", "inputs": count, "values": values, "nodes": nodes, "output": output, **alone}
+        answers = answers_of(block)
+        policy = {} if answers is None else {"policy": {name: list(every) for name, every in answers.items()}}
+        return {"op": "block", "inputs": count, "values": values, "nodes": nodes, "output": output, **alone, **policy}
 
     def _block_input(self, node: Node) -> Any:
         """What a block is given: it is part of the program's key, though no more is needed to run it."""

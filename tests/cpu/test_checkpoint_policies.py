@@ -1,0 +1,193 @@
+"""Checkpoints with a policy of their own: what it says of each op is a part of the program, and of its trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import fuseplan
+from fuseplan.backend import Program, programs_of
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.key import key_of
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.errors import GraphError
+from fuseplan.explain import compiled_by
+
+aten = torch.ops.aten
+MATMULS = (aten.mm.default, aten.addmm.default)
+KEPT, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Layers(nn.Module):
+    """Two matmuls and what lies between, in a checkpoint with these contexts; in another one, too, if it is nested."""
+
+    def __init__(self, contexts: Any = None, *, nested: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.out = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.own: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
+        self.nested = nested
+
+    def block(self, x: Tensor) -> Tensor:
+        return self.out(self.into(x).sin().exp()).cos()  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.nested:
+            return checkpoint(self.within, x * 2, use_reentrant=False)  # type: ignore[no-any-return]
+        return self.within(x)
+
+    def within(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False, **self.own)  # type: ignore[no-any-return]
+
+
+def listed(*ops: Any) -> Callable[[], Any]:
+    return partial(create_selective_checkpoint_contexts, list(ops))
+
+
+def every_second_matmul() -> Any:
+    """As people write it who train: by how many there were."""
+    met = Counter[bool]()
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if op not in MATMULS:
+            return AGAIN
+        met[context.is_recompute] += 1
+        return KEPT if met[context.is_recompute] % 2 else AGAIN
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def sines(_: Any, op: Any, *__: Any, **___: Any) -> bool:
+    return bool(op is aten.sin.default)
+
+
+def refusing(*_: Any, **__: Any) -> CheckpointPolicy:
+    raise RuntimeError("it has never heard of that")
+
+
+class Own(TorchDispatchMode):
+    """No context of torch's."""
+
+
+def inputs() -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(3, 4, requires_grad=True)
+
+
+def compiled(model: Callable[..., Any], run: Callable[[Any], Any] | None = None, **options: Any) -> Program:
+    torch._dynamo.reset()
+    call = torch.compile(model, backend="fuseplan", options={"plan": "aten", **options})
+    (lambda call: call(inputs()).sum().backward())(call) if run is None else run(call)
+    (program,) = programs_of(compiled_by(call))
+    return program
+
+
+def traced(model: nn.Module) -> Trace:
+    torch._dynamo.reset()
+    (trace,) = fuseplan.traces_of(model, inputs())
+    return trace
+
+
+def answers(trace: Trace) -> Any:
+    found = [node for node in trace.fields["nodes"] if node["op"] == "block"]
+    while "policy" not in found[0]:
+        found = [node for node in found[0]["nodes"] if node["op"] == "block"]
+    return found[0]["policy"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_policy_says_is_a_part_of_the_program(nested: bool) -> None:
+    """However it says so."""
+
+    def key(contexts: Any) -> str:
+        program = compiled(Layers(contexts, nested=nested))
+        assert program.key is not None, program.unkeyable
+        return program.key
+
+    same = key(listed(aten.sin.default)), key(partial(create_selective_checkpoint_contexts, sines))
+    others = key(None), key(listed(*MATMULS)), key(every_second_matmul), same[0]
+    assert same[0] == same[1]
+    assert len(set(others)) == len(others)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("contexts", [listed(aten.sin.default), every_second_matmul], ids=["listed", "counting"])
+def test_a_program_that_is_rebuilt_keeps_the_same(contexts: Any, nested: bool) -> None:
+    model = Layers(contexts, nested=nested)
+    trace = traced(model)
+    name = "aten::sin" if contexts is not every_second_matmul else "aten::addmm"
+    assert answers(trace) == {name: ["MUST_SAVE"]}
+    assert key_of(trace.fields) == trace.key
+    again = Trace.from_json(trace.to_json())
+    loaded = load_trace(again)
+    first, second = compiled(model), compiled(loaded.module, loaded.step)
+    plain = compiled(Layers(nested=nested))
+    assert first.key == second.key == trace.key
+    graphs = [[(one.role, one.graph.key) for one in program.graphs] for program in (first, second, plain)]
+    assert graphs[0] == graphs[1]
+    assert graphs[1] != graphs[2]
+
+
+@pytest.mark.parametrize("plan", ["eager", "aten", "inductor"])
+def test_it_trains_as_under_eager(plan: str) -> None:
+    loaded = load_trace(traced(Layers(every_second_matmul)))
+    torch._dynamo.reset()
+    again = loaded.run(torch.compile(loaded.module, backend="fuseplan", options={"plan": plan}))
+    torch.testing.assert_close(again, loaded.run())
+    found = []
+    for under in (lambda model: model, partial(torch.compile, backend="fuseplan", options={"plan": plan})):
+        model, x = Layers(every_second_matmul), inputs()
+        torch._dynamo.reset()
+        under(model)(x).sum().backward()
+        found.append([x.grad, *(one.grad for one in model.parameters())])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_worker_tunes_it_and_its_plan_is_found(tmp_path: Path) -> None:
+    model = Layers(every_second_matmul)
+    (found,) = fuseplan.tune([traced(model)], effort="none", db=tmp_path / "plans.db")
+    assert (found.status, found.detail) == ("unverified", "")
+    torch._dynamo.reset()
+    call = torch.compile(model, backend="fuseplan", options={"db": str(tmp_path / "plans.db"), "unverified": True})
+    call(inputs()).sum().backward()
+    (program,) = programs_of(compiled_by(call))
+    assert program.key == found.program
+    assert program.plan == found.plan
+
+
+def test_where_nothing_is_kept_for_a_backward_nobody_asks() -> None:
+    with torch.no_grad():
+        keys = [compiled(Layers(contexts), lambda call: call(inputs())).key for contexts in (None, every_second_matmul)]
+    assert keys[0] == keys[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("contexts", "why"),
+    [
+        (partial(create_selective_checkpoint_contexts, refusing), "RuntimeError: it has never heard of that"),
+        (lambda: (Own(), Own()), "TypeError: its contexts are Own"),
+    ],
+    ids=["a policy that refuses", "contexts of its own"],
+)
+def test_what_cannot_be_asked_has_no_key_and_says_so(contexts: Any, why: str) -> None:
+    with pytest.raises(Exception, match="cannot be traced: its checkpoint has a policy of its own") as told:
+        traced(Layers(contexts))
+    assert f"could not be asked: {why}" in str(told.value)
+
+
+def test_a_trace_that_asks_for_what_torch_does_not_have_is_refused() -> None:
+    trace = traced(Layers(every_second_matmul))
+    text = trace.to_json()
+    with pytest.raises(GraphError, match=f"torch {torch.__version__.split('+')[0]}.* has no 'MUST_BURN'"):
+        load_trace(Trace.from_json(text.replace('"MUST_SAVE"', '"MUST_BURN"')))
+    with pytest.raises(GraphError, match="what 'aten::addmm' is told in node"):
+        Trace.from_json(text.replace('["MUST_SAVE"]', "[1]"))
