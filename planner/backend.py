@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from fuseplan.by_size import BySize, reading_of
 from fuseplan.capture.dynamo.forward_known import forward_known, runs_forward
 from fuseplan.capture.dynamo.own_sizes import size_reading, with_own_sizes
+from fuseplan.capture.dynamo.policies import repeat_answers
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
@@ -286,6 +287,8 @@ def _carry_out(
         merging=Merging(options.merged_memory),
     )  # fmt: skip
     _hear_of(program, choice, lookup)
+    if plan.rewrites or plan.carve_outs or plan.host == "aten":
+        repeat_answers(gm)
     try:
         compiled = replay(plan, gm, example_inputs, program)
     except NoRoomError as error:

@@ -22,11 +22,11 @@ from fuseplan.capture.dynamo.compilations import (
     is_computed_again,
     is_in_checkpoint,
 )
+from fuseplan.capture.dynamo.modes import modes_kept
 from fuseplan.capture.dynamo.own_sizes import (
     OwnSizes,
     SizeReading,
     copied_program,
-    modes_kept,
     size_reading,
     why_not_own_sizes,
     with_own_sizes,

@@ -225,7 +225,8 @@ def _kept(node: Node, value: Any, grad: bool) -> Any:
 
     def kept(tensor: Tensor) -> Tensor:
         fresh = tensor.detach().clone()
-        return fresh.requires_grad_(grad and is_float(fresh) and (computed or tensor.requires_grad))
+        trains = grad and tensor is value and is_float(fresh)  # of a list, a part may write to what it takes out
+        return fresh.requires_grad_(trains and (computed or tensor.requires_grad))
 
     with torch.inference_mode(False):
         return tree_map_only(Tensor, kept, value)  # what takes lists gives lists

@@ -9,6 +9,8 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint, tag_activation
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
+from fuseplan.capture.dynamo.policies import CONTEXTS
+
 
 def run_eagerly(gm: GraphModule) -> Callable[..., Any]:
     """Return what runs `gm` operation by operation, as the program that Dynamo traced would have run."""
@@ -30,6 +32,6 @@ def _checkpoint(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     # Dynamo's operator recomputes with whatever random numbers come next, and counts on the compiler to repeat the
     # forward's; run as it is, dropout inside a checkpoint gets wrong gradients without an error.
     options, operands = TagActivationCheckpoint.divide_kwargs(kwargs)
-    if "_checkpoint_context_fn" in body.meta:
-        options["context_fn"] = body.meta["_checkpoint_context_fn"]
+    if CONTEXTS in body.meta:
+        options["context_fn"] = body.meta[CONTEXTS]
     return checkpoint(body, *args, **{**options, "use_reentrant": False}, **operands)

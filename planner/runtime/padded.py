@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.at_edge import AtEdge, CutOutput, FilledInput, Spans, at_edge
-from fuseplan.capture.dynamo.own_sizes import modes_kept
+from fuseplan.capture.dynamo.modes import modes_kept
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.padding import PaddingTally, Sizes
 from fuseplan.runtime.record import Program

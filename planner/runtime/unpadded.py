@@ -14,7 +14,8 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.compilations import compiles_nothing_anew, compiling_alone, is_computed_again
-from fuseplan.capture.dynamo.own_sizes import OwnSizes, SizeReading, copied_program, modes_kept, with_own_sizes
+from fuseplan.capture.dynamo.modes import modes_kept
+from fuseplan.capture.dynamo.own_sizes import OwnSizes, SizeReading, copied_program, with_own_sizes
 from fuseplan.capture.dynamo.symbols import symbols_of
 from fuseplan.runtime.compiler import missing_compiler
 from fuseplan.runtime.eager_host import run_eagerly

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -164,24 +165,115 @@ def test_a_worker_tunes_it_and_its_plan_is_found(tmp_path: Path) -> None:
     assert program.plan == found.plan
 
 
-def test_where_nothing_is_kept_for_a_backward_nobody_asks() -> None:
-    with torch.no_grad():
-        keys = [compiled(Layers(contexts), lambda call: call(inputs())).key for contexts in (None, every_second_matmul)]
-    assert keys[0] == keys[1] is not None
+def within_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return ((x @ x.mT) @ x + (x.exp() @ x.mT) @ x).float()
+
+
+def in_place(x: Tensor) -> Tensor:
+    return x.relu_().exp()
+
+
+def larger(x: Tensor) -> Tensor:
+    return F.interpolate(x[None], scale_factor=2.0, mode="linear")[0]
+
+
+def some_rows(x: Tensor) -> Tensor:
+    return x[torch.nonzero(x[:, 0].detach() > 0)[:, 0]].sin()
+
+
+def normed(x: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, training=True).sin()
+
+
+@pytest.mark.parametrize("block", [within_autocast, in_place, larger, some_rows, normed, F.dropout])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_it_is_asked_of_the_ops_of_which_torch_asks(block: Callable[[Tensor], Tensor]) -> None:
+    """Before anything is compiled, and with nothing left behind."""
+    asked: list[list[str]] = []
+
+    def contexts() -> Any:
+        names: list[str] = []
+        asked.append(names)
+
+        def policy(_: Any, op: Any, *__: Any, **___: Any) -> bool:
+            names.append(str(op))
+            return len(names) % 2 == 0
+
+        return create_selective_checkpoint_contexts(policy)
+
+    def program(x: Tensor) -> Tensor:
+        return checkpoint(block, x * 2, use_reentrant=False, context_fn=contexts).sum(0)  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    torch.compile(program, backend="aot_eager")(inputs()).sum().backward()
+    torchs = [one for one in asked if one]
+    asked.clear()
+    found = compiled(program)
+    assert found.key is not None, found.unkeyable
+    assert torchs
+    assert all(one == asked[0] for one in torchs)
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    (trace,) = fuseplan.traces_of(program, inputs())
+    loaded = load_trace(trace)
+    assert trace.key == found.key
+    again = compiled(loaded.module, loaded.step)
+    graphs = [[(one.role, [op.target for op in one.graph.ops]) for one in each.graphs] for each in (found, again)]
+    assert graphs[0] == graphs[1]
+
+
+def test_what_asks_sizes_has_the_same_key_each_time() -> None:
+    def wide(_: Any, op: Any, *args: Any, **__: Any) -> bool:
+        return bool(op is aten.sin.default and args[0].shape[0] > 5)
+
+    model, keys = Layers(partial(create_selective_checkpoint_contexts, wide)), []
+    for _ in range(2):
+        torch._dynamo.reset()
+        x = torch.randn(8, 4, requires_grad=True)
+        torch._dynamo.mark_dynamic(x, 0)
+        (trace,) = fuseplan.traces_of(model, x)
+        keys += [trace.key, key_of(trace.fields)]
+    assert len(set(keys)) == 1
+
+
+def test_what_has_gradients_inside_of_what_has_none_is_asked_as_well() -> None:
+    """Nobody knows from outside."""
+
+    def key(*ops: Any) -> Any:
+        model = Layers(listed(*ops))
+
+        def program(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return model(x)  # type: ignore[no-any-return]
+
+        with torch.no_grad():
+            return compiled(program, lambda call: call(inputs())).key
+
+    assert len({key(), key(aten.sin.default), key(*MATMULS)}) == 3
+
+
+def test_nobody_but_a_rebuilt_program_says_what_its_policy_says() -> None:
+    def contexts() -> Any:
+        return every_second_matmul()
+
+    contexts.answers = ["whatever"]  # type: ignore[attr-defined]
+    assert answers(traced(Layers(contexts))) == answers(traced(Layers(every_second_matmul)))
 
 
 @pytest.mark.parametrize(
     ("contexts", "why"),
     [
-        (partial(create_selective_checkpoint_contexts, refusing), "RuntimeError: it has never heard of that"),
-        (lambda: (Own(), Own()), "TypeError: its contexts are Own"),
+        (partial(create_selective_checkpoint_contexts, refusing), "it could not be asked: RuntimeError"),
+        (lambda: (Own(), Own()), "its contexts are Own"),
     ],
     ids=["a policy that refuses", "contexts of its own"],
 )
 def test_what_cannot_be_asked_has_no_key_and_says_so(contexts: Any, why: str) -> None:
     with pytest.raises(Exception, match="cannot be traced: its checkpoint has a policy of its own") as told:
         traced(Layers(contexts))
-    assert f"could not be asked: {why}" in str(told.value)
+    assert why in str(told.value)
+    assert "never heard" not in str(told.value), "it may be a secret"
 
 
 def test_a_trace_that_asks_for_what_torch_does_not_have_is_refused() -> None:
@@ -191,3 +283,6 @@ def test_a_trace_that_asks_for_what_torch_does_not_have_is_refused() -> None:
         load_trace(Trace.from_json(text.replace('"MUST_SAVE"', '"MUST_BURN"')))
     with pytest.raises(GraphError, match="what 'aten::addmm' is told in node"):
         Trace.from_json(text.replace('["MUST_SAVE"]', "[1]"))
+    forged = Trace.from_json(text.replace('"aten::addmm":["MUST_SAVE"]', '"aten::addmm MUST_SAVE":[]'))
+    assert forged.fields != trace.fields
+    assert key_of(forged.fields) != trace.key

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuseplan.capture.dynamo.copied import as_captured
 from fuseplan.capture.dynamo.counts import Counts
+from fuseplan.capture.dynamo.modes import modes_kept
 from fuseplan.capture.dynamo.program import sharing
 from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.errors import GraphError
@@ -229,31 +230,6 @@ def _propagated(
     except Exception as error:  # whatever an operator says to sizes that it was not captured with
         raise GraphError(f"it does not run with sizes of its own: {type(error).__name__}: {error}") from error
     return OwnSizes(copy, inputs, env, mode, own, sizes)
-
-
-@contextmanager
-def modes_kept() -> Iterator[None]:
-    """While it lasts, whoever enters autocast or a mode of gradients, and fails before it leaves, leaves it all the same."""
-    gradients, depth = torch.is_grad_enabled(), _autocast_depth()
-    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    with torch._C._PreserveDispatchKeyGuard():
-        try:
-            yield
-        finally:
-            torch._C._set_grad_enabled(gradients)
-            for kind, enabled, dtype in casts:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, dtype)
-            while _autocast_depth() > depth:
-                if torch.autocast_decrement_nesting() == 0:
-                    torch.clear_autocast_cache()
-
-
-def _autocast_depth() -> int:
-    """How many autocasts the caller is within."""
-    within = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return within - 1
 
 
 class _Renaming:

@@ -17,7 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from fuseplan.capture.dynamo.contents import contents
-from fuseplan.capture.dynamo.policies import answers_of, told
+from fuseplan.capture.dynamo.policies import answers_of, ask_policies, told
 from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.errors import GraphError
 
@@ -54,6 +54,10 @@ def program_key(
 
     Of a trace, whose placeholders are `Described`, both the modes and the sizes are given as the trace has them.
     """
+    try:
+        ask_policies(gm)
+    except GraphError as error:
+        return ProgramKey(None, f"its checkpoint has a policy of its own (context_fn), and {error}")
     writer = _Writer()
     try:
         packs = hasattr(gm, "saved_tensors_hooks_pack_0")  # as Dynamo has it, where hooks are graphs themselves
@@ -172,10 +176,7 @@ class _Writer:
 
     def _policy(self, block: GraphModule) -> None:
         """What is kept of a checkpointed block is up to a function of the caller's: what that says of the block's ops."""
-        try:
-            answers = answers_of(block)
-        except GraphError as error:
-            raise _UnkeyableError(f"its checkpoint has a policy of its own (context_fn), and {error}") from None
+        answers = answers_of(block)
         if answers is not None:
             self.lines.append(f"keeps {told(answers)}")
 

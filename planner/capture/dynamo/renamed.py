@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from fuseplan.capture.dynamo.copied import as_captured
+from fuseplan.capture.dynamo.policies import CONTEXTS
 from fuseplan.capture.dynamo.program import sharing
 from fuseplan.capture.dynamo.symbols import is_symbolic
 
@@ -94,7 +95,7 @@ def _is_block(gm: GraphModule, node: Node) -> bool:
     block = getattr(gm, str(node.target), None)
     return (
         isinstance(block, GraphModule)
-        and "_checkpoint_context_fn" not in block.meta
+        and CONTEXTS not in block.meta
         and all(user.target in _WITH_BLOCKS for user in node.users)
         and _is_readable(block)
     )
