@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import fuseplan
 from fuseplan.backend import Program, programs_of
 from fuseplan.capture.trace.format import Trace
-from fuseplan.capture.trace.key import key_of
+from fuseplan.capture.trace.key import key_of, native
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.errors import GraphError
 from fuseplan.explain import compiled_by
@@ -221,6 +221,25 @@ def test_it_is_asked_of_the_ops_of_which_torch_asks(block: Callable[[Tensor], Te
     again = compiled(loaded.module, loaded.step)
     graphs = [[(one.role, [op.target for op in one.graph.ops]) for one in each.graphs] for each in (found, again)]
     assert graphs[0] == graphs[1]
+
+
+def attending(x: Tensor) -> Tensor:
+    heads = x[None, None]
+    return F.scaled_dot_product_attention(heads, heads, heads)[0, 0].sin()
+
+
+def test_a_kernel_that_is_kept_is_that_of_its_device() -> None:
+    """So that nobody is told that a GPU would have the same program."""
+    kept = aten._scaled_dot_product_flash_attention_for_cpu.default
+    for ops, reasons in (((kept,), 1), ((aten.sin.default,), 0)):
+        own = listed(*ops)
+        torch._dynamo.reset()
+        (trace,) = fuseplan.traces_of(
+            lambda x, own=own: checkpoint(attending, x * 2, use_reentrant=False, context_fn=own), inputs()
+        )
+        told = native(trace, "cuda")[1]
+        assert len(told) == reasons, told
+        assert all("for which another device calls something else" in one for one in told)
 
 
 def test_what_asks_sizes_has_the_same_key_each_time() -> None:

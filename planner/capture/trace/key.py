@@ -23,6 +23,7 @@ from fuseplan.capture.trace.edit import identity, moved
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.targets import CHECKPOINT, FLEX, OF_NUMBERS, Targets
 from fuseplan.errors import GraphError
+from fuseplan.graph.limits import short
 
 _OF_CPUS = ("mkldnn", "mkl", "onednn", "mkldnn_prepacked", "quantized")
 """Namespaces of operators that only a CPU has."""
@@ -149,6 +150,9 @@ def _bound(nodes: Sequence[Mapping[str, Any]], kind: str) -> Iterator[str]:
     """What is bound to a device: a native run has it there too, or cannot have it at all."""
     for i, node in enumerate(nodes):
         if node["op"] == "block":
+            for name in node.get("policy", {}):
+                if "scaled_dot_product" in name or "dnn" in name:
+                    yield f"call {i} keeps what {short(name)} gives, for which another device calls something else"
             yield from _bound(node["nodes"], kind)
             continue
         target = node.get("target", "a constant")
