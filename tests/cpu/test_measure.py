@@ -22,6 +22,7 @@ from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.process import WorkerProcess
 from fuseplan.measure.race import Rule
 from fuseplan.wire import codec
+from processes import gone
 
 TESTS = Path(__file__).parents[1]
 KIND = TensorType("float32", (8, 16), (16, 1))
@@ -252,7 +253,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nobody(planted_path: None, tm
     parent.send_signal(signal.SIGINT)
     assert parent.wait(20) != 0
     assert ["kept", "ok"] in said
-    assert _gone(next(int(pid) for word, pid in said if word == "hang"))
+    assert gone(next(int(pid) for word, pid in said if word == "hang"))
 
 
 @pytest.mark.parametrize("fault", ["hang", pytest.param("hang_without_python", marks=pytest.mark.exhaustive)])
@@ -281,15 +282,6 @@ def test_a_worker_ends_with_its_parent(planted_path: None, fault: str) -> None:
     worker.stdin.close()
     assert worker.wait(60) != 0
     worker.stdout.close()
-
-
-def _gone(pid: int) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_the_machine_is_measured(workers: Workers) -> None:

@@ -27,6 +27,7 @@ from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan
 from fuseplan.runtime import Program
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
+from processes import gone
 
 # A script as a user writes it, without a guard around what it does; only the effort is less than quick.
 SCRIPT = """
@@ -112,10 +113,7 @@ def test_ctrl_c_ends_the_script_and_its_workers(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode != 0
     assert said.rstrip().endswith("KeyboardInterrupt")
-    deadline = time.monotonic() + 10  # the stem hears of it
-    while any(map(psutil.pid_exists, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(psutil.pid_exists, workers))
+    assert all(map(gone, workers))
 
 
 def children(parent: int, of: str) -> list[int]:

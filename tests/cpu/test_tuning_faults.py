@@ -34,6 +34,7 @@ from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store, clock
+from processes import gone
 from replaying import ReplayingPool, cut_plans
 from stored import having
 
@@ -352,7 +353,7 @@ def test_ctrl_c_and_a_kill_keep_what_was_measured_and_leave_nobody(tmp_path: Pat
         run.process.send_signal(sent)
         assert run.process.wait(20) == code
         print(f"{sent.name}: ended within {time.monotonic() - begin:.2f} s")  # 2 s at most, where the machine is free
-        assert gone(workers)
+        assert all(gone(one.pid) for one in workers)
         now = query(database, "SELECT count(*) FROM measurement WHERE status = 'ok'")[0][0]
         assert now > kept
         kept = now
@@ -388,11 +389,6 @@ class Run:
 
     def workers(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=20)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def query(path: Path, sql: str) -> list[tuple[object, ...]]:
