@@ -61,7 +61,8 @@ def store(own_database: Path) -> Iterator[Store]:
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     with torch.no_grad():
-        (found,) = traces_of(lambda x: torch.sin(x), torch.randn(16, 32), name="one op")
+        # as large as memory that a process has not held before, or that it takes any is not seen
+        (found,) = traces_of(lambda x: torch.sin(x), torch.randn(256, 256), name="one op")
     return found
 
 
