@@ -1,11 +1,23 @@
-"""The modes in which a program runs: autocast, and whether gradients are kept."""
+"""The modes in which a program runs: autocast, whether gradients are kept, and tensors without values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@contextmanager
+def run_without_values(fakes: FakeTensorMode) -> Iterator[None]:
+    """While it lasts, a program runs on tensors without values as Dynamo runs it: some operators in C++ take sizes for numbers, and sizes
+    that hang on values are nobody's. Whatever modes it leaves behind, its caller's stay.
+    """
+    fresh = fakes.shape_env.ignore_fresh_unbacked_symbols() if fakes.shape_env else nullcontext()
+    with fakes, enable_python_dispatcher(), modes_kept(), fresh:
+        yield
 
 
 @contextmanager

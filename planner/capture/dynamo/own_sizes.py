@@ -15,7 +15,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._ops import HigherOrderOperator
@@ -26,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuseplan.capture.dynamo.copied import as_captured
 from fuseplan.capture.dynamo.counts import Counts
-from fuseplan.capture.dynamo.modes import modes_kept
+from fuseplan.capture.dynamo.modes import run_without_values
 from fuseplan.capture.dynamo.program import sharing
 from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.errors import GraphError
@@ -183,11 +182,9 @@ def with_own_sizes(
     return _propagated(copied_program(gm), env, mode, own, symbols, sizes, within)
 
 
-def with_fixed_sizes(
-    gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int], within: AbstractContextManager[object] | None = None
-) -> OwnSizes:
-    """Write the sizes of a program as these numbers: it is not given them any more, and gives none of its own. Fake tensors run through it
-    `within` what is given. GraphError where it does not run so.
+def with_fixed_sizes(gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int]) -> OwnSizes:
+    """Write the sizes of a program as these numbers: it is not given them any more, and gives none of its own. GraphError where it does not
+    run so.
     """
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
@@ -199,7 +196,7 @@ def with_fixed_sizes(
         if isinstance(value := node.meta["example_value"], torch.SymInt)
     }
     copy = copied_program(gm, numbers)
-    return _propagated(copy, env, mode, own, symbols, sizes, within)
+    return _propagated(copy, env, mode, own, symbols, sizes)
 
 
 def _propagated(
@@ -218,14 +215,7 @@ def _propagated(
     try:
         with mode:
             inputs = [renaming.input(node.meta["example_value"]) for node in nodes]
-        with (
-            tracing(TracingContext(mode)),
-            mode,
-            enable_python_dispatcher(),  # as Dynamo does: some operators in C++ take sizes for numbers
-            within or nullcontext(),
-            modes_kept(),
-            env.ignore_fresh_unbacked_symbols(),
-        ):
+        with tracing(TracingContext(mode)), run_without_values(mode), within or nullcontext():
             _Propagating(copy, mode).run(*inputs)
     except Exception as error:  # whatever an operator says to sizes that it was not captured with
         raise GraphError(f"it does not run with sizes of its own: {type(error).__name__}: {error}") from error

@@ -11,18 +11,17 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Interpreter
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fuseplan.capture.dynamo.modes import modes_kept
+from fuseplan.capture.dynamo.modes import run_without_values
 from fuseplan.errors import GraphError
 from fuseplan.graph.limits import short
 
@@ -135,7 +134,7 @@ def _asked(block: GraphModule, made: Callable[[], Any]) -> Answers:
         keeping.policy_fn = noted
         if fakes is None:
             raise GraphError("it is given nothing but numbers")
-        with modes_kept(), fakes, _as_traced(fakes):
+        with run_without_values(fakes), _casts_unkept():
             given = [_again(value) for value in values]
             with keeping:
                 Interpreter(block).run(*given)
@@ -147,16 +146,12 @@ def _asked(block: GraphModule, made: Callable[[], Any]) -> Answers:
 
 
 @contextmanager
-def _as_traced(fakes: FakeTensorMode) -> Iterator[None]:
-    """While it lasts, a program runs as the same ops as under AOTAutograd, and sizes that hang on values are nobody's."""
+def _casts_unkept() -> Iterator[None]:
+    """While it lasts, autocast casts a weight anew each time, as under AOTAutograd: so often are policies asked of it."""
     caches = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with (
-            enable_python_dispatcher(),
-            fakes.shape_env.ignore_fresh_unbacked_symbols() if fakes.shape_env else nullcontext(),
-        ):
-            yield
+        yield
     finally:
         torch.set_autocast_cache_enabled(caches)
 
