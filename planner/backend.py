@@ -175,7 +175,7 @@ def looked_up(
     found = settled(gm, example_inputs)
     identity = program_key(found.gm, found.example_inputs)
     return found, Lookup(
-        checked, identity, found.gm, found.example_inputs, os.environ
+        checked, identity, found.gm, found.example_inputs, os.environ, found.nested
     )  # where the user's own database is
 
 
@@ -269,7 +269,11 @@ def _following(
 
 
 def _carried_out(choice: Chosen, lookup: Lookup) -> tuple[Program, _Call]:
-    return _carry_out(choice, lookup.gm, lookup.example_inputs, lookup=lookup)
+    """Carry out a plan; where nobody knows more of the program than torch does, a region stays one that is compiled once for all its calls."""
+    options = lookup.options
+    is_known = choice.stored is not None or options.plan is not None or options.attention != "as-is"
+    regions = None if is_known or choice.plan.host != "inductor" else lookup.nested
+    return _carry_out(choice, regions or lookup.gm, lookup.example_inputs, lookup=lookup)
 
 
 def _carry_out(

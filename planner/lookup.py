@@ -71,10 +71,13 @@ class Lookup:
         gm: GraphModule,
         example_inputs: Sequence[Any],
         environ: Mapping[str, str],
+        nested: GraphModule | None = None,
     ) -> None:
         self.options = options
         self.identity = identity
         self.gm = gm
+        self.nested = nested
+        """The program with regions that torch is to compile once each."""
         self.example_inputs = example_inputs
         self.environ = environ
         self._bounds: list[tuple[str, int | None, int | None]] = []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from torch import nn
 from torch.fx import Graph, GraphModule, Node
+
+NO_BLOCKS: Mapping[str, GraphModule] = {}
 
 
 def node_copied(graph: Graph, node: Node, copies: Callable[[Node], Node]) -> Node:
@@ -15,11 +18,13 @@ def node_copied(graph: Graph, node: Node, copies: Callable[[Node], Node]) -> Nod
     return copy
 
 
-def as_captured(gm: GraphModule, graph: Graph) -> GraphModule:
+def as_captured(gm: GraphModule, graph: Graph, blocks: Mapping[str, GraphModule] = NO_BLOCKS) -> GraphModule:
     """Another graph in the place of what Dynamo captured, with all that it has put there: without that, AOTAutograd takes it for
-    something else.
+    something else. It may run `blocks` of its own.
     """
-    found = GraphModule(gm, graph, class_name=type(gm).__name__)
+    root = nn.Module()
+    root.__dict__ = {**gm.__dict__, "_modules": {**gm._modules, **blocks}}
+    found = GraphModule(root, graph, class_name=type(gm).__name__)
     found.meta = dict(gm.meta)
     for name, value in gm.__dict__.items():
         found.__dict__.setdefault(name, value)

@@ -11,13 +11,13 @@ to them: the settled program gives each input once, and no number that is known.
 A size may turn out to be fixed after parts of the program were captured with one that varies, as where a batch meets a cache of so
 many rows. Those parts ask for it still, and a program that is rebuilt from its trace never does: it is written as the number that it is.
 
-Weights and other tensors that it holds are inputs, too (`held.py`).
+Weights and other tensors that it holds are inputs, too (`held.py`). Regions that are compiled once are written out (`nested.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -26,6 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuseplan.capture.dynamo.copied import as_captured, node_copied
 from fuseplan.capture.dynamo.held import Held, without_held
+from fuseplan.capture.dynamo.nested import without_regions
 from fuseplan.capture.dynamo.symbols import symbol_of
 
 Call = Callable[..., Any]
@@ -54,6 +55,8 @@ class Settled:
     """What Dynamo's graph gives besides, by its place among those outputs."""
     held: Held | None = None
     """What Dynamo's graph holds, and this one is given."""
+    nested: GraphModule | None = None
+    """The program with the regions that a caller has torch compile once, where it had some that are written out here."""
 
     @property
     def arranged(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -91,7 +94,7 @@ class Settled:
 
 
 def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
-    """The program that Dynamo captured, with settled inputs; `gm` stays as it is.
+    """The program that Dynamo captured, with settled inputs and without regions; `gm` stays as it is.
 
     >>> found = []
     >>> def backend(gm, example_inputs):
@@ -101,6 +104,12 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     >>> both(torch.ones(2, 4), torch.ones(3, 4)).shape, len(found[0].example_inputs)
     (torch.Size([4, 5]), 5)
     """
+    found = _with_settled_inputs(gm, example_inputs)
+    whole = without_regions(found.gm)
+    return found if whole is found.gm else replace(found, gm=whole, rewritten=True, nested=found.gm)
+
+
+def _with_settled_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     gm, held = without_held(gm)
     example_inputs = example_inputs if held is None else [*example_inputs, *held()]
     gm, without = _without_dead_sizes(gm)

@@ -39,14 +39,13 @@ class WatchedWrites(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        given = {one.name: one.default_value for one in func._schema.arguments if one.has_default_value()}
-        given |= dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+        given = given_to(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(given):
             self.random = str(func)
         leaves = tree_leaves((args, kwargs))
         hangs = any(map(self._is_hanging, leaves))
         result = func(*args, **kwargs)
-        written = dict(map(_storage, _written_by(func, given)))
+        written = dict(map(_storage, written_by(func, given)))
         self._written |= written
         if hangs:
             views = {_storage(one)[0] for one in leaves if isinstance(one, Tensor)}
@@ -62,7 +61,13 @@ class WatchedWrites(TorchDispatchMode):
         return isinstance(value, (SymInt, SymFloat, SymBool))
 
 
-def _written_by(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
+def given_to(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What an operator is given, by name, and what it takes where it is given nothing."""
+    given = {one.name: one.default_value for one in func._schema.arguments if one.has_default_value()}
+    return given | dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs)
+
+
+def written_by(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that an operator writes to."""
     names = {one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
     if given.get("training") or given.get("train"):  # not all norms of batches say what they write
