@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fuseplan.backend import compile
+from fuseplan.capture.gradients import goes_back
 from fuseplan.errors import FuseplanError, PlanError
 from fuseplan.options import Fuel, Fusion
 from fuseplan.tuning_db.programs import title
@@ -121,7 +122,7 @@ class _Trials:
         call = model if fuel is None else compile(model, fuel=fuel, **self.options)
         torch.manual_seed(0)
         outputs = call(*inputs)
-        floats = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        floats = [leaf for leaf in tree_leaves(outputs) if goes_back(leaf)]
         if floats:
             torch.stack(
                 [leaf.abs().sum().float() if leaf.is_complex() else leaf.sum().float() for leaf in floats]

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fuseplan.capture.gradients import goes_back
+
 _NODE = "CompiledFunctionBackward"
 """What AOTAutograd makes of a program is one node of autograd, of this name; its outputs may be views of what that gives."""
 _NEAR = 32
@@ -111,7 +113,7 @@ def backward_of(outputs: Any, inputs: Sequence[Any]) -> tuple[Any, bool]:
             found.append(node)
         else:
             nodes += [parent for parent, _ in node.next_functions if parent is not None]
-    return (found[0] if len(found) == 1 else None), any(one.requires_grad for one in _tensors(outputs))
+    return (found[0] if len(found) == 1 else None), any(map(goes_back, _tensors(outputs)))
 
 
 def _tensors(outputs: Any) -> Iterable[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.gradients import goes_back
 from fuseplan.measure.jobs import CapturedProgram
 from fuseplan.rewrites.sites import Sites, missed_places
 from fuseplan.rewrites.special import example
@@ -25,4 +26,4 @@ def sites_alone(
 def has_backward(gm: GraphModule) -> bool:
     """Whether a Dynamo graph gives anything that gradients go back from."""
     outputs = next(iter(gm.graph.find_nodes(op="output"))).all_input_nodes
-    return any(getattr(example(node), "requires_grad", False) for node in outputs)
+    return any(goes_back(example(node)) for node in outputs)

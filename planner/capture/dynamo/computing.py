@@ -6,6 +6,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from fuseplan.capture.dynamo.numpy_numbers import numbers_of
+
 _UNKNOWN = object()
 """What gives nothing that is known may give a tensor."""
 
@@ -29,7 +31,8 @@ def computes(gm: GraphModule) -> bool:
     >>> found
     [False, True]
     """
-    return any(node.op.startswith("call_") and _is_of_tensors(node) for node in gm.graph.nodes)
+    numbers = numbers_of(gm)
+    return any(node.op.startswith("call_") and node not in numbers and _is_of_tensors(node) for node in gm.graph.nodes)
 
 
 def _is_of_tensors(node: Node) -> bool:

@@ -11,7 +11,8 @@ to them: the settled program gives each input once, and no number that is known.
 A size may turn out to be fixed after parts of the program were captured with one that varies, as where a batch meets a cache of so
 many rows. Those parts ask for it still, and a program that is rebuilt from its trace never does: it is written as the number that it is.
 
-Weights and other tensors that it holds are inputs, too (`held.py`). Regions that are compiled once are written out (`nested.py`).
+Weights and other tensors that it holds are inputs, too (`held.py`). Numbers that NumPy computes are written as what they are
+(`numpy_numbers.py`), and regions that are compiled once are written out (`nested.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.fx import Graph, GraphModule, Node
 from fuseplan.capture.dynamo.copied import as_captured, node_copied
 from fuseplan.capture.dynamo.held import Held, without_held
 from fuseplan.capture.dynamo.nested import without_regions
+from fuseplan.capture.dynamo.numpy_numbers import without_numpy
 from fuseplan.capture.dynamo.symbols import symbol_of
 
 Call = Callable[..., Any]
@@ -110,9 +112,10 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
 
 
 def _with_settled_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
+    captured = gm
     gm, held = without_held(gm)
     example_inputs = example_inputs if held is None else [*example_inputs, *held()]
-    gm, without = _without_dead_sizes(gm)
+    gm = _without_dead_sizes(without_numpy(gm))
     placeholders = gm.graph.find_nodes(op="placeholder")
     sizes = {i: size for i, node in enumerate(placeholders) if (size := symbol_of(_value(node))) is not None}
     fixed = _fixed(gm)
@@ -120,7 +123,7 @@ def _with_settled_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Sett
     same = order == tuple(range(len(placeholders)))
     numbers = _numbers(gm, {placeholders[i]: i for i in sizes}, fixed)
     if same and not fixed and not numbers:
-        return Settled(gm, example_inputs, rewritten=without or held is not None, held=held)
+        return Settled(gm, example_inputs, rewritten=gm is not captured, held=held)
     rewritten = _rewritten(gm, placeholders, sizes, order, fixed)
     if numbers:
         _leave(rewritten, numbers)
@@ -155,21 +158,21 @@ def _leave(gm: GraphModule, numbers: Mapping[int, KnownNumber]) -> None:
     gm.recompile()
 
 
-def _without_dead_sizes(gm: GraphModule) -> tuple[GraphModule, bool]:
-    """The program without what it computes of sizes that nobody uses, as where Python has compared two, and whether there was any: a program that
-    is rebuilt compares others.
+def _without_dead_sizes(gm: GraphModule) -> GraphModule:
+    """The program without what it computes of sizes that nobody uses, as where Python has compared two: a program that is rebuilt compares
+    others. `gm` itself where there is nothing of that kind.
     """
     dead: dict[Node, None] = {}
     for node in reversed(gm.graph.nodes):
         if dead.keys() >= node.users.keys() and _is_of_sizes_alone(node):
             dead[node] = None
     if not dead:
-        return gm, False
+        return gm
     graph, copies = Graph(), dict[Node, Any]()
     for node in gm.graph.nodes:
         if node not in dead:
             copies[node] = node_copied(graph, node, copies.__getitem__)
-    return as_captured(gm, graph), True
+    return as_captured(gm, graph)
 
 
 def _is_of_sizes_alone(node: Node) -> bool:

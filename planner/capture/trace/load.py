@@ -15,6 +15,7 @@ from torch.fx.experimental.sym_node import DynamicInt
 from torch.fx.proxy import GraphAppendingTracer, TraceError
 
 from fuseplan.capture.fx.to_fx import SizeSpace
+from fuseplan.capture.gradients import goes_back
 from fuseplan.capture.trace.args import device_named, named
 from fuseplan.capture.trace.build import GraphBuilder
 from fuseplan.capture.trace.format import Trace, check_fields
@@ -94,7 +95,7 @@ class Loaded:
                 leaf.grad = None
         with self.modes():
             outputs = [_plain(out) for out in (self.module if call is None else call)(*args)]
-        wanted = [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
+        wanted = [out for out in outputs if goes_back(out)]
         if wanted:
             torch.autograd.backward(wanted, [self.tensors.tangent(i, out) for i, out in enumerate(wanted)])
         return outputs

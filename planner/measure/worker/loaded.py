@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplan.capture.gradients import goes_back
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.expect import SEEDS, Expectation
@@ -156,7 +157,7 @@ def _counts(one: Any) -> bool:
 def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:
     """What backward starts from, by the number of the output."""
     outputs = loaded.step(args=args)
-    wanted = [i for i, out in enumerate(outputs) if isinstance(out, Tensor) and out.requires_grad]
+    wanted = [i for i, out in enumerate(outputs) if goes_back(out)]
     return {i: loaded.tensors.tangent(n, outputs[i]) for n, i in enumerate(wanted)}
 
 
