@@ -33,7 +33,23 @@ _BODIES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch._transformer_encoder_layer_fwd: encoder_layer,
 }
 """Functions that hold attention, and what runs the same as ops that kinds know."""
-
+_VIEWS = frozenset(
+    {
+        "getitem",
+        "view",
+        "reshape",
+        "broadcast_to",
+        "expand",
+        "expand_as",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "detach",
+    }
+    | {"flatten", "unflatten", "size", "float", "to", "contiguous", "mean", "sum"}
+)
+"""Methods and functions that write nothing and draw nothing."""
 
 _KNOWN: WeakKeyDictionary[GraphModule, Unfolded] = WeakKeyDictionary()
 """What graphs have become that are still in use: finding sites and rewriting them ask for the same."""
@@ -101,7 +117,8 @@ def _reason_to_leave(draft: Draft, call: Node, bodies: _Bodies) -> str | None:
 
 def _unfold(draft: Draft, call: Node, bodies: _Bodies) -> None:
     """Put the ops of a call in its place."""
-    read = _results_read(call)
+    _drop_unread(draft.copies[call])
+    read = _results_read(draft.copies[call])
     if not read:
         raise _FoldedError("nobody reads its result")
     for node in (*call.all_input_nodes, call):
@@ -122,6 +139,14 @@ def _unfold(draft: Draft, call: Node, bodies: _Bodies) -> None:
             draft.graph.erase_node(node)
         raise
     _replace(copied, dict(zip(read, results, strict=True)))
+
+
+def _drop_unread(node: Node) -> None:
+    """Drop what only views a result, and is read by nobody: a model may shape weights for a caller who then does not ask for them."""
+    for user in list(node.users):
+        _drop_unread(user)
+        if not user.users and getattr(user.target, "__name__", user.target) in _VIEWS:
+            user.graph.erase_node(user)
 
 
 def _results_read(call: Node) -> dict[int | None, Any]:

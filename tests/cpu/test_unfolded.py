@@ -289,6 +289,18 @@ def test_weights_that_are_read_keep_it_as_it_is() -> None:
     assert "multi_head_attention_forward" in backend.targets
 
 
+def test_weights_that_are_shaped_for_nobody_do_not() -> None:
+    def attend(attention: nn.Module, x: Tensor) -> Tensor:
+        result, weights = attention(x, x, x)
+        weights[:, None].broadcast_to(len(weights), HEADS, *weights.shape[1:])
+        return result  # type: ignore[no-any-return]
+
+    module = Attending(attend)
+    run, backend = compiled(module, "math")
+    assert_same_step(module, run, [drawn()])
+    assert (backend.found, backend.reasons) == ([WRITTEN], [])
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_call_whose_ops_would_compute_in_another_type_is_left_alone(fused: bool) -> None:
     """Captured without autocast, and looked at under it."""
