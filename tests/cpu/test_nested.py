@@ -20,12 +20,12 @@ import fuseplan
 from fuseplan import backend, traces_of
 from fuseplan.backend import programs_of
 from fuseplan.capture.dynamo.nested import without_regions
-from fuseplan.capture.trace.load import load_trace
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.sites import Sites
 from fuseplan.tuning_db import Places, Store, StoredPlan
+from round_trips import assert_round_trips
 
 WIDTH = 16
 
@@ -98,8 +98,21 @@ def test_a_plan_runs_them_as_one_program(host: str, around: Callable[..., Tensor
         same(made, model, x)
     (program,) = programs_of(compiled_by(made))
     assert program.key == trace.key
-    loaded = load_trace(trace)
-    loaded.run(loaded.module, 0)
+
+
+def in_a_part(block: nn.Module, x: Tensor) -> Tensor:
+    """Blocks that are no regions, and read what regions give."""
+    return checkpoint(torch.sin, block(x), use_reentrant=False)  # type: ignore[no-any-return]
+
+
+within = nested_compile_region(lambda x: checkpoint(lambda y: (y * 2).sin(), x, use_reentrant=False) + 1)
+
+
+@pytest.mark.parametrize("call", [Stack(), Stack(in_block), Stack(in_a_part), lambda x: within(within(x))])
+def test_what_is_rebuilt_is_the_same_program(call: Callable[[Tensor], Tensor]) -> None:
+    (trace,) = traces_of(call, rows())
+    torch._dynamo.reset()
+    assert_round_trips(trace)
 
 
 def sites_of(model: nn.Module) -> list[str]:
@@ -201,3 +214,32 @@ def test_what_cannot_be_written_out_runs_as_it_is(varies: bool) -> None:
             traces_of(call, x, kept)
         torch._dynamo.reset()
         assert_close(fuseplan.compile(call)(x, torch.zeros(3)), call(x, torch.zeros(3)))
+
+
+def test_modes_of_the_process_stay_where_they_cannot_be_written_out() -> None:
+    half = nested_compile_region(lambda x: x.sin() / 2)
+
+    def in_vmap(x: Tensor) -> Tensor:
+        y = half(half(x))
+        return torch.vmap(lambda one: (x.add_(1), one * 2)[1])(y) + x
+
+    def without_hooks(x: Tensor) -> Tensor:
+        y = half(half(x))
+        with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+            x.add_(1)
+        return y * x
+
+    def in_inference(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            y = x * 2
+            x.add_(1)
+        return half(half(x)) + y.clone()
+
+    for call in (in_vmap, without_hooks, in_inference):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            assert_close(fuseplan.compile(call)(torch.ones(3)), call(torch.ones(3)))
+        assert not torch.is_inference_mode_enabled()
+        assert torch._C._functorch.maybe_current_level() is None
+        x = torch.ones(3, requires_grad=True)
+        checkpoint(torch.sin, x, use_reentrant=False).sum().backward()

@@ -68,3 +68,15 @@ def test_where_a_tensor_without_a_shape_is_something_else_they_stay_one(call: Ca
     got = fuseplan.compile(call)(x)
     assert_close(got, want)
     assert got.dtype == want.dtype
+
+
+@pytest.mark.parametrize("by_place", [True, False])
+def test_one_that_is_written_to_is_none(by_place: bool) -> None:
+    def call(x: Tensor) -> Tensor:
+        number = np.array(2.0)
+        found = x * number
+        np.add(1.0, 5.0, number) if by_place else np.add(1.0, 5.0, out=number)
+        return found
+
+    x = torch.ones(3)
+    assert fuseplan.compile(call)(x).tolist() == [2.0] * 3

@@ -59,14 +59,22 @@ def without_numpy(gm: GraphModule) -> GraphModule:
 
 
 def numbers_of(gm: GraphModule) -> dict[Node, Any]:
-    """The numbers that NumPy computes of numbers, in order; some are tensors without a shape."""
+    """The numbers that NumPy computes of numbers, in order; some are tensors without a shape. None where one is written to."""
     known = dict[Node, Any]()
     for node in gm.graph.nodes:
         if _is_pure(node) and all(one in known for one in node.all_input_nodes):
+            before = [repr(_plain(one)) for one in known.values()]
             value = _number(node.target, *map_arg((node.args, node.kwargs), known.__getitem__))
+            if [repr(_plain(one)) for one in known.values()] != before:
+                return {}
             if value is not None:
                 known[node] = value
     return known
+
+
+def is_numpys(node: Node) -> bool:
+    """Whether a node is a call of NumPy's."""
+    return isinstance(node.target, _WRAPPED)
 
 
 def _is_pure(node: Node) -> bool:

@@ -108,7 +108,7 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     """
     found = _with_settled_inputs(gm, example_inputs)
     whole = without_regions(found.gm)
-    return found if whole is found.gm else replace(found, gm=whole, rewritten=True, nested=found.gm)
+    return found if whole is found.gm else replace(found, gm=without_numpy(whole), rewritten=True, nested=found.gm)
 
 
 def _with_settled_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
