@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from fuseplan.log import logger
+from fuseplan.rewrites.attention.mask_source import may_write
 from fuseplan.rewrites.base import Draft, likeness
 from fuseplan.rewrites.blocks import blocks_in
 from fuseplan.rewrites.encoder_layer import encoder_layer
@@ -33,23 +34,11 @@ _BODIES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch._transformer_encoder_layer_fwd: encoder_layer,
 }
 """Functions that hold attention, and what runs the same as ops that kinds know."""
-_VIEWS = frozenset(
-    {
-        "getitem",
-        "view",
-        "reshape",
-        "broadcast_to",
-        "expand",
-        "expand_as",
-        "transpose",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "detach",
-    }
-    | {"flatten", "unflatten", "size", "float", "to", "contiguous", "mean", "sum"}
+_SHAPING = frozenset(
+    "getitem view reshape broadcast_to expand expand_as transpose permute unsqueeze squeeze detach flatten unflatten".split()
+    + "size float to contiguous mean sum".split()
 )
-"""Methods and functions that write nothing and draw nothing."""
+"""Methods and functions that draw nothing."""
 
 _KNOWN: WeakKeyDictionary[GraphModule, Unfolded] = WeakKeyDictionary()
 """What graphs have become that are still in use: finding sites and rewriting them ask for the same."""
@@ -142,10 +131,10 @@ def _unfold(draft: Draft, call: Node, bodies: _Bodies) -> None:
 
 
 def _drop_unread(node: Node) -> None:
-    """Drop what only views a result, and is read by nobody: a model may shape weights for a caller who then does not ask for them."""
+    """Drop what only shapes a result, and is read by nobody: a model may do so with weights for a caller who then does not ask for them."""
     for user in list(node.users):
         _drop_unread(user)
-        if not user.users and getattr(user.target, "__name__", user.target) in _VIEWS:
+        if not user.users and getattr(user.target, "__name__", user.target) in _SHAPING and not may_write(user):
             user.graph.erase_node(user)
 
 

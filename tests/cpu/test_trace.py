@@ -203,6 +203,18 @@ def test_the_trained_module_has_gradients_and_starts_anew_each_time() -> None:
     assert not torch.equal(loaded.run(seed=1)["output 0"], first["output 0"])
 
 
+def test_a_view_of_a_weight_that_is_given_back_where_nothing_is_recorded() -> None:
+    """It wants gradients, and has nothing behind it that would take some."""
+    linear = nn.Linear(4, 4)
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        return linear(x).relu(), linear.weight.view(2, 8)
+
+    with torch.no_grad():
+        (trace,) = traces_of(call, torch.randn(2, 4))
+    assert not [name for name in load_trace(trace).run() if "gradient" in name]
+
+
 def test_modes_hold_while_it_runs_and_no_longer() -> None:
     (trace,) = traces_of(mlp(), matrix(3, 8), scope=lambda: torch.autocast("cpu", torch.bfloat16))
     assert [out.dtype for out in load_trace(trace).step()] == [torch.bfloat16]
@@ -293,18 +305,6 @@ def test_counts_are_no_part_of_what_a_program_is() -> None:
 
 
 # the edited trace
-
-
-def test_a_view_of_a_weight_that_is_given_back_where_nothing_is_recorded() -> None:
-    """It wants gradients, and has nothing behind it that would take some."""
-    linear = nn.Linear(4, 4)
-
-    def call(x: Tensor) -> tuple[Tensor, Tensor]:
-        return linear(x).relu(), linear.weight.view(2, 8)
-
-    with torch.no_grad():
-        (trace,) = traces_of(call, torch.randn(2, 4))
-    assert not [name for name in load_trace(trace).run() if "gradient" in name]
 
 
 def test_in_double_is_the_same_program_of_the_same_values() -> None:

@@ -29,6 +29,7 @@ from fuseplan.capture.dynamo.copied import as_captured, node_copied
 from fuseplan.capture.dynamo.held import Held, without_held
 from fuseplan.capture.dynamo.nested import without_regions
 from fuseplan.capture.dynamo.numpy_numbers import without_numpy
+from fuseplan.capture.dynamo.own_sizes import copied_program
 from fuseplan.capture.dynamo.symbols import symbol_of
 
 Call = Callable[..., Any]
@@ -108,7 +109,9 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     """
     found = _with_settled_inputs(gm, example_inputs)
     whole = without_regions(found.gm)
-    return found if whole is found.gm else replace(found, gm=without_numpy(whole), rewritten=True, nested=found.gm)
+    if whole is found.gm:
+        return found
+    return replace(found, gm=without_numpy(whole), rewritten=True, nested=copied_program(found.gm))
 
 
 def _with_settled_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
