@@ -532,3 +532,43 @@ def softmax_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores -= scores.amax(dim=-1, keepdim=True).detach()
     scores.exp_()
     return (scores / scores.sum(-1, keepdim=True)) @ v
+
+
+@spelling(plus(heads, lambda draw, s: draw(s.b, 1, s.m, s.d // 2)))
+def deepseek_keys_put_together(q: Tensor, k: Tensor, v: Tensor, turned: Tensor) -> Tensor:
+    """A part of the features is each head's own, and the rest is the same for all."""
+    half = turned.shape[-1]
+    keys = k.new_empty(k.shape)
+    keys[..., :half] = k[..., :half]
+    keys[..., half:] = turned
+    weights = (q @ keys.transpose(2, 3) * 0.25).softmax(-1, dtype=torch.float32).to(q.dtype)
+    return weights @ v
+
+
+@spelling(heads)
+def rotary_positions_of_a_part_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    queries, keys = q.clone(), k.clone()
+    for each in (queries, keys):
+        angles = torch.arange(each.shape[2], dtype=torch.float32)[:, None] * torch.tensor([1.0, 0.1])
+        real, imaginary = each[..., 0:2].clone(), each[..., 2:4].clone()
+        each[..., 0:2] = (real * angles.cos() - imaginary * angles.sin()).to(each.dtype)
+        each[..., 2:4] = (real * angles.sin() + imaginary * angles.cos()).to(each.dtype)
+    return ((queries @ keys.mT) / 4.0).softmax(-1) @ v
+
+
+@spelling(plus(heads, lambda draw, s: draw.kept(s.b, s.m)), square=True, fused=False)
+def llama_mask_put_together(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+    """As transformers had it for a while: the padding is written into a part of what is causal."""
+    n, low = q.size(-2), torch.finfo(q.dtype).min
+    mask = torch.full((n, n), low, dtype=q.dtype).triu(1)[None, None].expand(q.size(0), 1, -1, -1).clone()
+    padding = (mask[..., : kept.size(-1)] + kept[:, None, None, :].to(q.dtype)) == 0
+    mask[..., : kept.size(-1)] = mask[..., : kept.size(-1)].masked_fill(padding, low)
+    weights = q @ k.transpose(2, 3) * 0.25 + mask[..., : k.size(-2)]
+    return weights.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+@spelling(heads)
+def the_last_columns_hidden_by_a_mask_put_together(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.zeros(q.size(-2), k.size(-2), dtype=torch.bool)
+    mask[:, -2:] = True
+    return ((q @ k.mT) / 4.0).masked_fill(mask, -math.inf).softmax(-1) @ v

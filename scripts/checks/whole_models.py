@@ -48,7 +48,11 @@ def parts(
         yield f"## Whole models on an {machine['gpu'].split(',')[0]}"
         yield f"The same there, with torch {machine['packages']['torch']}: no table has rows of two kinds of GPU."
         yield from on_machine(_of_kind(other, name), other)
-    yield from _drawn(drawn.get("results", {}), models)
+    yield "## Sizes that a seed drew"
+    if drawn.get("results", {}).get("models"):
+        yield from on_machine(_drawn(drawn["results"], models), drawn)
+    else:
+        yield "None were measured: `scripts/bench drawn`."
 
 
 def _libraries(models: Rows) -> str:
@@ -256,10 +260,6 @@ def fastest(row: Rows, other: Rows) -> str:
 
 def _drawn(found: Rows, models: Rows) -> Iterator[str]:
     """The same kinds of models at sizes that nobody chose."""
-    yield "## Sizes that a seed drew"
-    if not found.get("models"):
-        yield "None were measured: `scripts/bench drawn`."
-        return
     yield (
         f"Each kind of model at a size that the seed {found['seed']} drew from the ranges in `benchmarks/zoo.py`, so that nobody has"
         " chosen it: `scripts/bench drawn`. The last two columns say which row above is of the same kind, and which share of"

@@ -424,7 +424,18 @@ def test_what_is_repeated_before_it_is_written_to_stays() -> None:
         return F.scaled_dot_product_attention(q, keys, values)
 
     (call,), _ = found_in(program, *heads(groups=2))
-    assert call.refusal("auto+grouped") == "what it repeats may be written to"
+    assert call.refusal("auto+grouped") == "what it repeats, or has repeated, may be written to"
+
+
+@pytest.mark.parametrize("repeat", [by_expand, lambda x: x.repeat_interleave(2, 1)])
+def test_what_is_written_to_after_it_was_repeated_stays(repeat: Callable[[Tensor], Tensor]) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = repeat(k), repeat(v)
+        keys[:, 0] = 0.0
+        return F.scaled_dot_product_attention(q, keys, values)
+
+    (call,), _ = found_in(program, *heads(groups=2))
+    assert call.refusal("auto+grouped") == "what it repeats, or has repeated, may be written to"
 
 
 def test_heads_that_are_grouped_as_it_is() -> None:

@@ -130,6 +130,19 @@ def test_a_causal_mask_is_dropped() -> None:
     assert not {"triu", "full"} & set(backend.targets)
 
 
+def test_a_mask_that_becomes_causal_later_is_none_before() -> None:
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.full((8, 8), -math.inf).triu(2)
+        first = (q @ k.mT + mask).softmax(-1) @ v
+        mask.masked_fill_(torch.ones(8, 8, dtype=torch.bool).triu(1), -math.inf)
+        return (q @ k.mT + mask).softmax(-1) @ first
+
+    run, backend = compiled(twice, "flash+causal")
+    inputs = tuple(map(_detached, qkv()))
+    assert_same_step(twice, run, inputs)
+    assert [site.proof.verdict for site in backend.sites] == [None, "causal"]
+
+
 def test_a_causal_mask_beside_a_bias_stays() -> None:
     def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         n = q.size(-2)

@@ -127,6 +127,36 @@ def test_values_that_are_written_to_before_are_read_as_they_are_then() -> None:
     assert len(backend.sites) == 1
 
 
+def test_what_is_put_together_is_read_before_more_of_it_is_written() -> None:
+    def between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = k * 1.0
+        turned = keys.transpose(2, 3)
+        keys[..., :4] = 0.0
+        weights = (q @ turned).softmax(-1)
+        keys[..., :2] = 1.0
+        return weights @ v
+
+    def mask_between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.zeros(8, 8)
+        mask[:, 4:] = -math.inf
+        weights = (q @ k.mT + mask).softmax(-1)
+        mask[:, 2:] = -math.inf
+        return weights @ v
+
+    assert missed_in(between, *qkv()) == "turned is written to by setitem_1 in between"
+    assert missed_in(mask_between, *qkv()) == "mask is written to by setitem_1 in between"
+
+
+def test_weights_of_which_a_part_is_written_to() -> None:
+    def part(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).softmax(-1)
+        weights[..., 0] = 0.0
+        return weights @ v
+
+    with torch.no_grad():
+        assert missed_in(part, *qkv()) == "the attention weights are read by setitem, too"
+
+
 def test_a_tensor_of_another_kind_is_left_alone() -> None:
     def integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (q @ k.mT).float().softmax(-1) @ v

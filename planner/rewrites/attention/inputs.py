@@ -70,8 +70,8 @@ def before_repeats(given: Node) -> Source:
         raise UnprovenError("its keys and values are not repeated for each head of a group")
     if found.fake.dtype != whole.dtype:
         raise UnprovenError("its keys and values have another dtype before they are repeated")
-    if written_after(source, source):
-        raise UnprovenError("what it repeats may be written to")
+    if any(written_after(each, each) for each in (source, *passed)):
+        raise UnprovenError("what it repeats, or has repeated, may be written to")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ _PURE_MODULES = ("torch", "operator", "_operator", "math", "builtins")
 
 
 class MaskSource:
-    """The nodes that decide the elements of a mask, those that write into them included."""
+    """The nodes that decide the elements of a mask, those that write into them included: before `until`, where it is given."""
 
-    def __init__(self, mask: Node) -> None:
-        self.mask = mask
+    def __init__(self, mask: Node, until: Node | None = None) -> None:
+        self.mask, self.until = mask, until
         self.given: dict[Node, Any] = {}  # sizes, and tensors of which only the shape is read: with their fakes
         self.nodes: set[Node] = set()
         self._reach(mask)
@@ -75,7 +76,8 @@ class MaskSource:
 
     def _reach_writers(self) -> None:
         """Take in, until nothing new comes, whatever in the program writes to memory that these nodes share."""
-        writers = {node: written for node in self.mask.graph.nodes if (written := written_by(node))}
+        before = takewhile(lambda node: node is not self.until, self.mask.graph.nodes)
+        writers = {node: written for node in before if (written := written_by(node))}
         while True:
             own = {each for node in self.nodes for each in memory(node)}
             new = [w for w in writers if w not in self.nodes and any(own & memory(each) for each in writers[w])]

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fuseplan.rewrites.reading import number_of
 from fuseplan.rewrites.written.layouts import axes_of
-from fuseplan.rewrites.written.lowest import Range, product, quotient, range_of
+from fuseplan.rewrites.written.lowest import Range, product, quotient, range_of, range_read
 from fuseplan.rewrites.written.match import Factor, Hidden, Match
 from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.scores import Filled
@@ -70,7 +70,7 @@ def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
         if number is not None and math.isfinite(number):
             continue
         fake_of(term.step.term)
-        found.append(Bias(term, _scaled(versions, term, range_of(versions, term.step.term))))
+        found.append(Bias(term, _scaled(versions, term, range_read(versions, term.step.node, term.step.term))))
     for bias in found:
         _check_overflow(versions, match, bias)
     if sum(bias.range[0] for bias in found if bias.absorbs and math.isfinite(bias.range[0])) < _LOWEST:
@@ -104,7 +104,7 @@ def _check_overflow(versions: Versions, match: Match, bias: Bias) -> None:
     """MissedError where a cast to a narrower dtype may make an infinity of the finite number that hides scores."""
     step = bias.term.step
     given = step.value if isinstance(step, Filled) else step.term
-    low, high = range_of(versions, given)
+    low, high = range_read(versions, step.node, given)
     if low == high == -math.inf:
         return
     fake = given.meta.get("example_value") if isinstance(given, Node) else None
@@ -120,7 +120,7 @@ def _check_overflow(versions: Versions, match: Match, bias: Bias) -> None:
 
 def _replaced(versions: Versions, term: Hidden) -> Bias:
     assert isinstance(term.step, Filled)
-    low, high = range_of(versions, term.step.value)
+    low, high = range_read(versions, term.step.node, term.step.value)
     if low != high:
         raise MissedError("scores are replaced by something that is no number known here")
     if term.factors:

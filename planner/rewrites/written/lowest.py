@@ -52,6 +52,12 @@ def range_of(versions: Versions, value: Any, depth: int = _DEEPEST) -> Range:
     return UNKNOWN if math.isnan(low) or math.isnan(high) else (low, high)
 
 
+def range_read(versions: Versions, reader: Node, value: Any) -> Range:
+    """Numbers between which all elements lie where `reader` sees them."""
+    put_together = isinstance(value, Node) and versions.put_together(reader, value)
+    return UNKNOWN if put_together else range_of(versions, value)
+
+
 def _is_learned(fake: torch.Tensor) -> bool:
     return isinstance(fake, torch.nn.Parameter) or fake.requires_grad
 

@@ -7,7 +7,7 @@ which the second matmul sums.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class Operand:
 
     node: Node
     axes: tuple[Axis, ...]
+    reader: Node
+    """What sees it as it is meant: parts of it may have been written before."""
     scale: float = 1.0
 
 
@@ -85,12 +87,16 @@ class Match:
         return self.query.scale * self.key.scale
 
     @property
-    def reads(self) -> list[Node]:
-        """The values of the program that it is made of."""
-        given: list[Any] = [self.query.node, self.key.node, self.value.node, *(factor.by for factor in self.factors)]
+    def reads(self) -> list[tuple[Node, Node]]:
+        """The values of the program that it is made of, each with the op that sees it as it is meant."""
+        given: list[tuple[Any, Node]] = [(one.node, one.reader) for one in (self.query, self.key, self.value)]
+        given += [(factor.by, factor.by) for factor in self.factors]
         for term in self.terms:
-            given += [term.step.term] if isinstance(term.step, Added) else [term.step.mask, term.step.value]
-        return [each for each in given if isinstance(each, Node)]
+            step = term.step
+            given += [
+                (each, step.node) for each in ([step.term] if isinstance(step, Added) else [step.mask, step.value])
+            ]
+        return [(each, reader) for each, reader in given if isinstance(each, Node)]
 
 
 def match_of(versions: Versions, softmax: Softmax) -> Match:
@@ -113,7 +119,7 @@ def match_of(versions: Versions, softmax: Softmax) -> Match:
     written = {scores.product.node, *softmax.nodes, weights.values.node, *steps}
     matched = tuple(sorted(written, key=versions.place.__getitem__))
     match = Match(
-        softmax.result, weights.values.node, Operand(query.node, query.axes, query.scale * number), key, value,
+        softmax.result, weights.values.node, replace(query, scale=query.scale * number), key, value,
         row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, matched,
     )  # fmt: skip
     _check(versions, match, scores, weights, inner)
@@ -157,7 +163,7 @@ def _values(
     node = second.right if weights.on_the_left else second.left
     named = {**known, own[0]: own[0]}
     axes = tuple(named[axis] for axis in theirs)
-    return second.inner, Operand(node, axes), own[0], tuple(named[axis] for axis in second.out)
+    return second.inner, Operand(node, axes, second.node), own[0], tuple(named[axis] for axis in second.out)
 
 
 def _row(product: Contraction, key_left: bool, out: tuple[Axis, ...], value: Operand) -> Axis:
@@ -172,11 +178,13 @@ def _row(product: Contraction, key_left: bool, out: tuple[Axis, ...], value: Ope
 def _operand(versions: Versions, product: Contraction, left: bool) -> Operand:
     """One side of the product, behind its transposes, its scaling by a number and casts that only make it wider."""
     node, axes = (product.left, product.left_axes) if left else (product.right, product.right_axes)
-    scale = 1.0
+    reader, scale = product.node, 1.0
     while node.op in ("call_function", "call_method") and node not in versions.writers:
+        if versions.put_together(reader, node):
+            break
         if _changed(versions, node, product.node):
             break  # under other rules it may take no gradient, whatever is known of it
-        source = versions.read(node, first(node))
+        source = versions.lies(node, first(node))
         name, order = name_of(node), permutation(node)
         if order is not None:
             axes = tuple(axes[order.index(place)] for place in range(len(order)))
@@ -185,8 +193,8 @@ def _operand(versions: Versions, product: Contraction, left: bool) -> Operand:
             scale *= number
         elif not (is_copy(node) or _only_wider(node, source)):
             break
-        node = source
-    return Operand(node, axes, scale)
+        node, reader = source, node
+    return Operand(node, axes, reader, scale)
 
 
 def _scaled(versions: Versions, node: Node) -> tuple[Node, float] | None:
@@ -200,7 +208,7 @@ def _scaled(versions: Versions, node: Node) -> tuple[Node, float] | None:
         tensor, factor = (one, number_of(other)) if isinstance(one, Node) else (other, number_of(one))
     if factor is None or not isinstance(tensor, Node):
         return None
-    source = versions.read(node, tensor)
+    source = versions.lies(node, tensor)
     return (source, factor) if fake_of(source).dtype == fake_of(node).dtype else None
 
 
@@ -290,7 +298,7 @@ def _changed(versions: Versions, start: Node, end: Node) -> Node | None:
 
 def _check_writes(versions: Versions, match: Match) -> None:
     """What is read later than it was must still be what it was."""
-    for node in match.reads:
-        versions.check_unwritten(node, match.result, match.nodes)
+    for node, reader in match.reads:
+        versions.check_unwritten(node, match.result, match.nodes, since=reader)
     if fake_of(match.result).requires_grad:  # kernels keep it for their backward, which a matmul does not
         versions.check_unwritten(match.result)

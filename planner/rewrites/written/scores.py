@@ -92,9 +92,9 @@ def _back(versions: Versions, node: Any, left: int) -> tuple[Node, list[ScoreSte
         raise MissedError(f"no matmul gives the scores: they come from {getattr(node, 'name', node)}")
     found: list[tuple[Node, list[ScoreStep]]] = []
     missed: list[MissedError] = []
-    for source, step in _carried(versions, node) if left else []:
+    for given, step in _carried(versions, node) if left else []:
         with noted(missed):
-            product, steps = _back(versions, source, left - 1)
+            product, steps = _back(versions, versions.read(node, given), left - 1)
             found.append((product, [*steps, step]))
     if found:
         return min(found, key=lambda each: len(each[1]))
@@ -108,10 +108,10 @@ def _carried(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     if name in _CASTS:
         candidates = [(first(node), Passed(node))]
     elif is_copy(node) or is_reshape(node) or permutation(node) is not None:
-        return [(versions.read(node, first(node)), Arranged(node))]
+        return [(first(node), Arranged(node))]
     elif name in _BINARY:
         candidates = _BINARY[name](versions, node)
-    return [(source, step) for given, step in candidates if _is_as_large(node, source := versions.read(node, given))]
+    return [(given, step) for given, step in candidates if _is_as_large(node, versions.lies(node, given))]
 
 
 def _is_as_large(node: Node, source: Any) -> bool:
@@ -129,16 +129,16 @@ def _add(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     times = number_of(argument(node, 2, "alpha", default=1))
     if times is None:
         return []
-    forward: list[tuple[Any, ScoreStep]] = [(first(node), Added(node, versions.read(node, _other(node)), times))]
-    return forward + ([(_other(node), Added(node, versions.read(node, first(node))))] if times == 1 else [])
+    forward: list[tuple[Any, ScoreStep]] = [(first(node), Added(node, versions.lies(node, _other(node)), times))]
+    return forward + ([(_other(node), Added(node, versions.lies(node, first(node))))] if times == 1 else [])
 
 
 def _sub(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     times = number_of(argument(node, 2, "alpha", default=1))
     if times is None:
         return []
-    subtracted = versions.read(node, _other(node))
-    shift, along = _largest(versions, subtracted, versions.read(node, first(node)))
+    subtracted, scores = versions.lies(node, _other(node)), versions.read(node, first(node))
+    shift, along = _largest(versions, subtracted, scores) if not versions.put_together(node, subtracted) else ((), -1)
     shifts = bool(shift) and times == 1
     return [(first(node), Passed(node, shift, along) if shifts else Added(node, subtracted, -times))]
 
@@ -160,7 +160,7 @@ def _neg(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
 
 def _masked_fill(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     mask, value = argument(node, 1, "mask"), argument(node, 2, "value")
-    return [(first(node), Filled(node, versions.read(node, mask), versions.read(node, value)))]
+    return [(first(node), Filled(node, versions.lies(node, mask), versions.lies(node, value)))]
 
 
 def _where(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
@@ -171,10 +171,10 @@ def _where(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     )
     if node.op == "call_method":
         condition, chosen, other = argument(node, 1, "condition"), first(node), argument(node, 2, "other")
-    mask = versions.read(node, condition)
+    mask = versions.lies(node, condition)
     return [
-        (chosen, Filled(node, mask, versions.read(node, other), where=False)),
-        (other, Filled(node, mask, versions.read(node, chosen))),
+        (chosen, Filled(node, mask, versions.lies(node, other), where=False)),
+        (other, Filled(node, mask, versions.lies(node, chosen))),
     ]
 
 

@@ -96,7 +96,7 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     trains = fake_of(match.result).requires_grad
     written = Written(match, biases_of(versions, match), home_of(match), dtype_of(match), trains=trains)
     check_gradients(written)
-    written, proof = _proven(written, writer_of(written, scratch))
+    written, proof = _proven(written, writer_of(written, scratch), scratch.copies[match.result])
     if written.loses_rows and any(bias.low_number is not None for bias in written.biases):
         raise MissedError(
             "a row may be hidden by what is filled in and what is added, which take gradients of their own"
@@ -109,14 +109,14 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     return WrittenAttention(number, digest, proof, match.result, written, known, as_they_stand)
 
 
-def _proven(written: Written, writer: Writer) -> tuple[Written, MaskProof]:
+def _proven(written: Written, writer: Writer, result: Node) -> tuple[Written, MaskProof]:
     """What is proven of all that hides scores, and the match without what that makes needless."""
     hidden = hiding(written, writer)
     if hidden is None:
         nothing = _BIASED if written.small else MaskProof("all", "no mask is given")
         return replace(written, hides=False, guarded=False), nothing
     try:
-        proof = MaskSource(hidden).proof()
+        proof = MaskSource(hidden, until=result).proof()
     except UnprovenError as unproven:
         proof = MaskProof(None, str(unproven))
     sizes = zip(fake_of(hidden).shape[-2:], (written.match.row.size, written.match.column.size), strict=True)

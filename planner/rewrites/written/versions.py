@@ -51,6 +51,7 @@ class Versions:
         self.readers: dict[Node, list[Node]] = defaultdict(list)
         self._read: dict[tuple[Node, Node], Node] = {}
         self._stale: dict[tuple[Node, Node], Node] = {}
+        self._put_together: set[tuple[Node, Node]] = set()
         self._follow(graph)
 
     def read(self, reader: Node, argument: Any) -> Any:
@@ -62,15 +63,27 @@ class Versions:
             raise MissedError(f"{argument.name} is written to by {writer.name} before {reader.name} reads it")
         return self._read.get((reader, argument), argument)
 
+    def lies(self, reader: Node, argument: Any) -> Any:
+        """The node whose memory `reader` sees under this argument, as it lies there: `put_together` says what that means."""
+        return self._read.get((reader, argument), argument) if isinstance(argument, Node) else argument
+
+    def put_together(self, reader: Node, node: Node) -> bool:
+        """Whether parts of a value were written by others before `reader` sees it: how it was made says nothing of it then."""
+        return (reader, node) in self._put_together
+
     def elements_read_by(self, node: Node) -> list[Node]:
         """The ops that read elements of this value, and not its shape alone."""
         return [reader for reader in self.readers[node] if reads_elements(reader, node)]
 
-    def check_unwritten(self, node: Node, until: Node | None = None, among: Collection[Node] = ()) -> None:
-        """MissedError where somebody besides `among` writes to this version of a value before `until`, or ever."""
-        end = len(self.place) if until is None else self.place[until]
+    def check_unwritten(
+        self, node: Node, until: Node | None = None, among: Collection[Node] = (), since: Node | None = None
+    ) -> None:
+        """MissedError where somebody besides `among` writes to a value after `since`, or after it was made, and before
+        `until`, or ever.
+        """
+        start, end = self.place[since or node], len(self.place) if until is None else self.place[until]
         for writer, written in self.writers.items():
-            if writer in among or not self.place[node] < self.place[writer] < end:
+            if writer in among or not start < self.place[writer] < end:
                 continue
             if any(self.memory(node) & self.memory(each) for each in written):
                 raise MissedError(
@@ -100,6 +113,7 @@ class Versions:
             for argument in node.all_input_nodes:
                 if argument in stale:
                     self._stale[node, argument] = stale[argument]
+                    self._put_together.add((node, latest.get(argument, argument)))
                 self._read[node, argument] = latest.get(argument, argument)
                 self.readers[latest.get(argument, argument)].append(node)
             if node in self.writers:

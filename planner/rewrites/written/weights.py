@@ -50,6 +50,8 @@ def weights_of(versions: Versions, softmax: Node) -> AttentionWeights:
     values = contraction(versions, reader)
     if values.added is not None or values.scale != 1.0:
         raise MissedError("something is added to the weighed values")
+    if versions.put_together(reader, node):
+        raise MissedError("a part of the attention weights is written to before they meet the values")
     sides = [side is node for side in (values.left, values.right)]
     if sum(sides) != 1:
         raise MissedError("the attention weights are multiplied by themselves")
