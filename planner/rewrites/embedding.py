@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fuseplan.rewrites.attention.mask_source import written_by
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.reading import argument, name_of
 from fuseplan.rewrites.special import example, memory_of, rounds_float32
+from fuseplan.rewrites.writes import written_by
 
 LEAST_ELEMENTS = 2**22
 """By rows: of a smaller table there is not much to save."""
@@ -268,15 +268,8 @@ def _is_written(site: EmbeddingSite) -> bool:
     """Whether something in the program may write to the table: then it has to be read where it is."""
     memory = memory_of(site.table)
     return any(
-        not memory.isdisjoint(memory_of(example(one)))
-        for node in site.call.graph.nodes
-        for one in (node.all_input_nodes if _is_bounded(node) else written_by(node))
+        not memory.isdisjoint(memory_of(example(one))) for node in site.call.graph.nodes for one in written_by(node)
     )
-
-
-def _is_bounded(node: Node) -> bool:
-    """Whether it is an embedding that bounds the rows it reads, where they are."""
-    return node.target is F.embedding and argument(node, 3, "max_norm") is not None
 
 
 def _reads(node: Node) -> bool:

@@ -28,18 +28,20 @@ LEAST_COLUMNS = 512
 """Of fewer, the room behind a row would cost as much as it saves …"""
 LEAST_ELEMENTS = 2**20
 """… and where the result has fewer elements than that, there is not much to save."""
-_MEANING = "1"
+_MEANING = "2"
 """Another one, should the function ever do something else: torch counts it in."""
 
 
 class _Padded(torch.autograd.Function):
+    """Of rows of two dimensions: of more, `linear` gives a view."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_x, of_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(
             x if of_weight else None, weight if of_x else None
         )  # what else is there may be written to
-        ctx.rows, ctx.columns = x.shape, weight.shape[0]
+        ctx.columns = weight.shape[0]
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -48,12 +50,12 @@ class _Padded(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         room = -ctx.columns % ROOM
-        rows = F.pad(gradient.flatten(0, -2), (0, room))
+        rows = F.pad(gradient, (0, room))
         with torch.autocast(gradient.device.type, enabled=False):  # it may be on around a backward that is compiled
             return (
-                (rows @ F.pad(weight, (0, 0, 0, room))).view(ctx.rows) if of_x else None,
-                (rows.t() @ x.flatten(0, -2))[: ctx.columns] if of_weight else None,
-                gradient.flatten(0, -2).sum(0) if of_bias else None,
+                rows @ F.pad(weight, (0, 0, 0, room)) if of_x else None,
+                (rows.t() @ x)[: ctx.columns] if of_weight else None,
+                gradient.sum(0) if of_bias else None,
             )
 
 
@@ -65,8 +67,9 @@ def linear_of_padded_gradient(x: Tensor, weight: Tensor, bias: Tensor | None = N
     >>> x.grad.tolist(), tuple(weight.grad.shape)
     ([[5.0, 5.0, 5.0], [5.0, 5.0, 5.0]], (5, 3))
     """
-    found: Tensor = _Padded.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return found
+    rows = x if x.dim() == 2 else x.flatten(0, -2)
+    found: Tensor = _Padded.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    return found if x.dim() == 2 else found.view(*x.shape[:-1], -1)  # a view from within could not be written to
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch._ops import OpOverload, OpOverloadPacket
@@ -13,6 +14,13 @@ _SAME = {
     "iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "amax": "max", "type_as": "type", "type": "type",
     "_to_copy": "to", "bitwise_not": "not", "logical_not": "not", "invert": "not", "__invert__": "not",
 }  # fmt: skip
+_RECORDING = ("grad_enabled", "inference_mode", "no_grad", "saved_tensors_hooks")
+"""In the names of what changes which gradients are recorded, and how."""
+_RANDOM = (
+    "rand", "dropout", "bernoulli", "normal", "multinomial", "poisson", "rrelu", "gumbel", "seed", "uniform", "exponential", "cauchy",
+    "geometric", "fractional_max_pool",
+)  # fmt: skip
+"""What the names of functions that draw random numbers have in them."""
 _MODULES = ("torch", "operator", "_operator", "builtins", "math")
 
 
@@ -53,3 +61,27 @@ def first(node: Node) -> Any:
 def number_of(value: Any) -> float | None:
     """A plain number, as it stands in the graph; None for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def changes_rules(node: Node) -> bool:
+    """Whether an op changes the rules of computing: of autocast, or of which gradients are recorded."""
+    return "autocast" in name_of(node) or changes_recording(node)
+
+
+def changes_recording(node: Node) -> bool:
+    """Whether an op changes which gradients are recorded, or how."""
+    return any(word in name_of(node) for word in _RECORDING)
+
+
+def draws(node: Node) -> bool:
+    """Whether an op draws random numbers: who draws fewer, or at another place, gets others later."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return any(word in name for word in _RANDOM)
+
+
+def between(start: Node, end: Node) -> Iterator[Node]:
+    """The ops behind one, up to another."""
+    node = start.next
+    while node is not end:
+        yield node
+        node = node.next

@@ -23,11 +23,11 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from fuseplan.log import logger
-from fuseplan.rewrites.attention.mask_source import may_write
 from fuseplan.rewrites.base import Draft, likeness
 from fuseplan.rewrites.blocks import blocks_in
 from fuseplan.rewrites.encoder_layer import encoder_layer
 from fuseplan.rewrites.special import example, special
+from fuseplan.rewrites.writes import may_write
 
 _BODIES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.multi_head_attention_forward: F.multi_head_attention_forward,

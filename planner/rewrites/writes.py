@@ -1,14 +1,29 @@
-"""What is written where in a Dynamo graph: calls between which something is written to what they read cannot be made one."""
+"""What is written where in a Dynamo graph: what was read may be read at another place only if nothing is written to it in between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
-from fuseplan.rewrites.attention.mask_source import written_by
 from fuseplan.rewrites.special import example, memory_of
+
+_IN_PLACE = frozenset(
+    {operator.setitem, operator.delitem, *(getattr(operator, f"i{name}") for name in
+     "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor".split() if hasattr(operator, f"i{name}"))}
+)  # fmt: skip
+_OWN_MODULES = ("torch", "operator", "_operator", "math", "builtins")
+_FIRST = ("input", "self", "tensor", "tensors", "x", "a")
+"""What functions call their first argument, where it may be given by name."""
+_STATISTICS = ("batch_norm", "instance_norm", "moving_avg_obs")
+"""In the names of what may keep running statistics, in tensors that it is given, though its schema may not say so."""
 
 
 @dataclass(frozen=True)
@@ -40,3 +55,103 @@ class Writes:
             stretch.append(call)
         if stretch:
             yield stretch
+
+
+def memory(node: Node) -> set[int]:
+    """What the tensors of a node lie in: equal for those that share memory."""
+    return memory_of(node.meta.get("example_value"))
+
+
+def written_after(value: Node, start: Node) -> bool:
+    """Whether anything that comes after `start` may write into the memory of a value, or into what cannot be told apart."""
+    own, after = memory(value), False
+    for node in value.graph.nodes:
+        if after and any(own & memory(each) for each in written_by(node)):
+            return True
+        after = after or node is start
+    return False
+
+
+def may_write(node: Node) -> bool:
+    """Whether a node may write into one of its inputs."""
+    return bool(written_by(node))
+
+
+def written_by(node: Node) -> list[Node]:
+    """The inputs that a node may write into: all of them, where it is not known to be harmless."""
+    if node.op == "call_method":
+        name = str(node.target)
+        dunder = name.startswith(("__i", "__set")) and name != "__invert__"
+        return _first(node) if _ends_in_place(name) or dunder else []
+    if node.op != "call_function":
+        return node.all_input_nodes if node.op == "call_module" else []
+    target: Any = node.target
+    if target in _IN_PLACE:
+        return _first(node)
+    name = getattr(target, "__name__", "_")
+    if isinstance(target, OpOverload):
+        writes = target._schema.is_mutable or any(word in name for word in _STATISTICS)
+        return node.all_input_nodes if writes else []
+    if not is_torchs(target) or _is_told_to_write(node, name):
+        return node.all_input_nodes
+    return _first(node) if _ends_in_place(name) else []
+
+
+def _first(node: Node) -> list[Node]:
+    """The first argument, or each tensor of a list that it is. What takes further lists may write to these, too."""
+    given: Any = node.args[0] if node.args else next((node.kwargs[one] for one in _FIRST if one in node.kwargs), None)
+    if isinstance(given, list | tuple) and not getattr(node.target, "__name__", "").startswith("_foreach_"):
+        return node.all_input_nodes
+    found: dict[Node, None] = {}
+    map_arg(given, lambda each: found.setdefault(each, None))
+    return list(found) or node.all_input_nodes
+
+
+def _is_told_to_write(node: Node, name: str) -> bool:
+    """Whether the arguments of a function may say that it writes into one of them."""
+    given = _told(node)
+    if given is None or given.get("inplace", False) is not False or given.get("out") is not None:
+        return True
+    if any(word in name for word in _STATISTICS):
+        keeps = given.get("training", given.get("use_input_stats", True))
+        return keeps is not False and given.get("running_mean", node) is not None
+    return given.get("max_norm") is not None
+
+
+def _told(node: Node) -> Mapping[str, Any] | None:
+    """The arguments of a function by their names, those included that it has if none is given, where one may tell it to write; else
+    those that are given by name. None where they are not such as it takes.
+    """
+    signature = _signature(node.target)
+    if signature is None:
+        return node.kwargs
+    try:
+        bound = signature.bind(*node.args, **node.kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@cache
+def _signature(target: Callable[..., Any]) -> inspect.Signature | None:
+    """That of a function which may be told by place to write. None is that is written in C++."""
+    try:
+        found = inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+    return found if not found.parameters.keys().isdisjoint(("inplace", "max_norm", "running_mean")) else None
+
+
+def is_torchs(target: Any) -> bool:
+    """Whether a function is one of PyTorch's or Python's own, with no state of its own."""
+    if isinstance(target, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
+        return isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
+    module = getattr(target, "__module__", None) or "torch"  # torch's bindings say nothing of where they live
+    if module.startswith("torch._dynamo"):  # what stands for a call of NumPy, which may write to what it is given
+        return False
+    return module.split(".")[0] in _OWN_MODULES and hasattr(target, "__name__")
+
+
+def _ends_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")

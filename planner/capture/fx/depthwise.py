@@ -116,9 +116,9 @@ def _by_torch(grad: Tensor, image: Tensor, weight: Tensor, stride: int, padding:
 
 
 def _laid_out(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """With channels last, whatever is given."""
-    images, channels, rows, columns = shape
-    return like.new_empty((images, rows, columns, channels)).permute(0, 3, 1, 2)
+    """With channels last, whatever is given; no view, which could not be written to behind an operator with a gradient."""
+    _, channels, rows, columns = shape
+    return like.new_empty_strided(shape, (rows * columns * channels, 1, columns * channels, channels))
 
 
 for _name, _body, _fake in (

@@ -16,11 +16,12 @@ from torch.fx.node import map_arg
 from fuseplan.capture.fx.flex import Sight
 from fuseplan.rewrites.attention.documents import MOST, documents_in
 from fuseplan.rewrites.attention.inputs import fake
-from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
+from fuseplan.rewrites.attention.mask_source import MaskSource
 from fuseplan.rewrites.attention.result import order_that_matters
 from fuseplan.rewrites.attention.site import PARAMETERS, AttentionSite
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, digest_of
+from fuseplan.rewrites.writes import may_write
 from fuseplan.segment.masks import MaskProof, UnprovenError
 
 _TARGETS = frozenset(

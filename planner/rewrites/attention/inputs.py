@@ -13,8 +13,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.rewrites.attention.device import plain
 from fuseplan.rewrites.attention.layouts import without_repeats
-from fuseplan.rewrites.attention.mask_source import written_after
 from fuseplan.rewrites.base import Draft
+from fuseplan.rewrites.reading import between, changes_rules
+from fuseplan.rewrites.writes import written_after
 from fuseplan.segment.masks import UnprovenError
 
 _SAME_ORDER = frozenset(
@@ -48,9 +49,9 @@ class Source:
         return found
 
 
-def before_repeats(given: Node) -> Source:
+def before_repeats(given: Node, result: Node) -> Source:
     """The keys or values that a program repeats for each head of a group: expanded and made one dimension with the heads, or
-    by repeat_interleave. UnprovenError if it does not.
+    by repeat_interleave. UnprovenError if it does not, or if `result`, which is of them, could not do without.
     """
     node, whole, passed = given, fake(given), [given]
     while node.target in _SAME_ORDER and isinstance(node.args[0], Node):
@@ -72,6 +73,8 @@ def before_repeats(given: Node) -> Source:
         raise UnprovenError("its keys and values have another dtype before they are repeated")
     if any(written_after(each, each) for each in (source, *passed)):
         raise UnprovenError("what it repeats, or has repeated, may be written to")
+    if any(map(changes_rules, between(found.instead_of[-1], result))):
+        raise UnprovenError("its keys and values are repeated under other rules of computing")
     return found
 
 
@@ -106,12 +109,14 @@ def is_narrower(mask: Sequence[Any], scores: Sequence[Any]) -> bool:
     )
 
 
-def before_copy(given: Node, readers: Collection[Node]) -> Source | None:
-    """What a query, key or value is a copy of that only lays it out, for these readers; None if it is none."""
+def before_copy(given: Node, readers: Collection[Node], result: Node) -> Source | None:
+    """What a query, key or value is a copy of that only lays it out, for these readers, under the rules of `result`; None if it is none."""
     if given.target not in _COPYING or not set(given.users) <= set(readers) or not isinstance(given.args[0], Node):
         return None
     source = given.args[0]
     if fake(source).stride() == fake(given).stride() or written_after(source, given):
+        return None
+    if any(map(changes_rules, between(given, result))):
         return None
     return Source(source, fake(source), (given,))
 

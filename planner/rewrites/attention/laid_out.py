@@ -11,10 +11,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.rewrites.attention.inputs import fake
 from fuseplan.rewrites.attention.layouts import LAYOUTS, layout_arguments
-from fuseplan.rewrites.attention.mask_source import memory, written_after
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft
+from fuseplan.rewrites.writes import memory, written_after
 
 
 class LaidOutMasks:

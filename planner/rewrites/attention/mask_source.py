@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch._guards import tracing
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -18,21 +17,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.graph import Ref
-from fuseplan.rewrites.special import memory_of
+from fuseplan.rewrites.reading import draws
+from fuseplan.rewrites.writes import is_torchs, may_write, memory, written_by
 from fuseplan.segment.masks import MaskProof, UnprovenError, classify_mask
 
 _SHAPE_METHODS = frozenset({"size", "dim", "numel", "new_empty", "new_full", "new_ones", "new_zeros"})
 _SHAPE_FUNCTIONS = frozenset({torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like})
 """What reads no element of its first argument."""
-_IN_PLACE = frozenset(
-    {operator.setitem, operator.delitem, *(getattr(operator, f"i{name}") for name in
-     "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor".split() if hasattr(operator, f"i{name}"))}
-)  # fmt: skip
 _BY_METHOD: dict[Any, str] = {
     spelled: f"bitwise_{name}_" for name in ("and", "or", "xor") for spelled in (getattr(operator, f"i{name}"), f"__i{name}__")
 }  # fmt: skip
 """In-place operators that functionalization does not know, and the methods of the same effect."""
-_PURE_MODULES = ("torch", "operator", "_operator", "math", "builtins")
 
 
 class MaskSource:
@@ -54,7 +49,7 @@ class MaskSource:
             self.given.pop(node, None)  # its elements matter after all
             if isinstance(node.meta.get("example_value"), torch.SymInt):
                 self.given[node] = node.meta["example_value"]
-            elif node.op == "call_method" or (node.op == "call_function" and _is_torchs(node.target)):
+            elif node.op == "call_method" or (node.op == "call_function" and is_torchs(node.target)):
                 self.nodes.add(node)
                 stack.extend(self._read(node))
             else:
@@ -101,6 +96,8 @@ class MaskSource:
 
     def proof(self) -> MaskProof:
         """Trace the nodes, with the sizes of the program, and classify what they build."""
+        if any(map(draws, self.nodes)):  # without it, what is drawn later would be other numbers
+            raise UnprovenError("it draws random numbers")
         graph = from_fx(self._traced())
         (mask,) = graph.outputs
         if not isinstance(mask, Ref):
@@ -153,56 +150,3 @@ class MaskSource:
             else:
                 values[node] = target(*args, **kwargs)
         return (values[self.mask],)
-
-
-def written_after(value: Node, start: Node) -> bool:
-    """Whether anything that comes after `start` may write into the memory of a value, or into what cannot be told apart."""
-    own, after = memory(value), False
-    for node in value.graph.nodes:
-        if after and any(own & memory(each) for each in written_by(node)):
-            return True
-        after = after or node is start
-    return False
-
-
-def may_write(node: Node) -> bool:
-    """Whether a node may write into one of its inputs."""
-    return bool(written_by(node))
-
-
-def written_by(node: Node) -> list[Node]:
-    """The inputs that a node may write into: all of them, where it is not known to be harmless."""
-    first = [each for each in node.args[:1] if isinstance(each, Node)]
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-    if node.op == "call_method":
-        dunder = name.startswith(("__i", "__set")) and name != "__invert__"
-        return first if _ends_in_place(name) or dunder else []
-    if node.op != "call_function":
-        return node.all_input_nodes if node.op == "call_module" else []
-    target: Any = node.target
-    if target in _IN_PLACE:
-        return first
-    if isinstance(target, OpOverload):
-        return node.all_input_nodes if target._schema.is_mutable else []
-    flagged = "out" in node.kwargs or "inplace" in node.kwargs
-    positional = getattr(target, "__module__", None) == "torch.nn.functional" and any(arg is True for arg in node.args)
-    if not _is_torchs(target) or flagged or positional:
-        return node.all_input_nodes
-    return first if _ends_in_place(name) else []
-
-
-def _is_torchs(target: Any) -> bool:
-    """Whether a function is one of PyTorch's or Python's own, with no state of its own."""
-    if isinstance(target, (OpOverload, OpOverloadPacket, HigherOrderOperator)):
-        return isinstance(target, OpOverload) and target.namespace in ("aten", "prims")
-    module = getattr(target, "__module__", None) or "torch"  # torch's bindings say nothing of where they live
-    return module.split(".")[0] in _PURE_MODULES and hasattr(target, "__name__")
-
-
-def _ends_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
-
-
-def memory(node: Node) -> set[int]:
-    """What the tensors of a node lie in: equal for those that share memory."""
-    return memory_of(node.meta.get("example_value"))

@@ -16,14 +16,14 @@ from fuseplan.rewrites.attention.kernels import (
     attention_split,
 )
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
-from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
+from fuseplan.rewrites.attention.mask_source import MaskSource
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.order import in_order
+from fuseplan.rewrites.reading import draws
+from fuseplan.rewrites.writes import may_write
 
-_RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "poisson", "rrelu", "gumbel", "seed")
-"""What the names of functions that draw random numbers have in them: who draws fewer numbers gets others later."""
 S = TypeVar("S", bound=AttentionSite)
 
 
@@ -102,8 +102,7 @@ def _has_no_effect(node: Node) -> bool:
         return False
     if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
         return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return not may_write(node) and not any(word in name for word in _RANDOM)
+    return not may_write(node) and not draws(node)
 
 
 def _erase_sources(sources: Iterable[MaskSource], copies: Mapping[Node, Node]) -> None:

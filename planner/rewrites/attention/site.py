@@ -318,7 +318,7 @@ class AttentionSite(Site, ABC):
 
     def _uncopied(self) -> dict[str, Source]:
         given = {name: self.given[name] for name in ("query", "key", "value") if name in self.given}
-        copies = {name: before_copy(node, self.matched) for name, node in given.items()}
+        copies = {name: before_copy(node, self.matched, self.result) for name, node in given.items()}
         found = {name: source for name, source in copies.items() if source is not None}
         if not found:
             raise UnprovenError("no query, key or value is a copy that only lays it out")
@@ -344,7 +344,7 @@ class AttentionSite(Site, ABC):
             raise UnprovenError("its heads are grouped as it is")
         if not {"key", "value"} <= self.given.keys():
             raise UnprovenError("its keys and values are not repeated for each head of a group")
-        found = {name: before_repeats(self.given[name]) for name in ("key", "value")}
+        found = {name: before_repeats(self.given[name], self.result) for name in ("key", "value")}
         heads = [plain(self.fakes[name]).shape[1] for name in ("query", "key", "value")]
         groups = [source.fake.shape[1] for source in found.values()]
         if not all(

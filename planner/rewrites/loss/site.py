@@ -11,11 +11,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fuseplan.rewrites.attention.mask_source import memory, written_by
 from fuseplan.rewrites.base import Site, digest_of
 from fuseplan.rewrites.matmul import are_tensors, operands_of
-from fuseplan.rewrites.reading import argument, first, name_of, number_of
+from fuseplan.rewrites.reading import argument, between, changes_recording, first, name_of, number_of
 from fuseplan.rewrites.special import example
+from fuseplan.rewrites.writes import may_write, memory, written_by
 
 _CASTS = ("float", "double", "to", "type")
 _RESHAPED = ("view", "reshape", "flatten")
@@ -192,6 +192,10 @@ def _site(loss: _Loss, result: Node, number: int, places: dict[Node, int]) -> Lo
         if node is not result and others:
             read = "a result of the program" if others[0].op == "output" else f"read by {others[0].name}, too"
             raise NoLossError(f"{node.name} is {read}")
+    if (writer := next(filter(may_write, inside), None)) is not None:
+        raise NoLossError(f"{writer.name} may write into what is not its own")
+    if example(logits).requires_grad and any(map(changes_recording, between(logits, result))):
+        raise NoLossError("which gradients are recorded changes between its logits and it")
     operands = operands_of(logits)
     assert operands is not None
     given = [one for one in operands[:3] if one is not None]
@@ -201,9 +205,9 @@ def _site(loss: _Loss, result: Node, number: int, places: dict[Node, int]) -> Lo
     asked = {each for one in (loss.targets, loss.class_weights) if one is not None for each in memory(one)}
     reads = min(places[node] for node in loss.inside)  # what is written out reads its targets before its end
     for node, place in places.items():
-        between = places[logits] < place < places[result]
+        meanwhile = places[logits] < place < places[result]
         touched = own | asked if place > reads else own
-        if between and any(not touched.isdisjoint(memory(one)) for one in written_by(node)):
+        if meanwhile and any(not touched.isdisjoint(memory(one)) for one in written_by(node)):
             raise NoLossError(f"{node.name} may write to what it is computed of")
     found = {places[node]: node for node in sorted(inside, key=places.__getitem__)}
     ignored = None if loss.ignored is None else int(loss.ignored)

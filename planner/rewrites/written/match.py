@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fuseplan.rewrites.reading import argument, first, name_of, number_of
+from fuseplan.rewrites.attention.result import is_written_through
+from fuseplan.rewrites.reading import argument, between, draws, first, name_of, number_of
 from fuseplan.rewrites.written.contraction import Contraction
 from fuseplan.rewrites.written.layouts import Axis, Location, arranged, axes_of, equal, is_copy, permutation
 from fuseplan.rewrites.written.missed import MissedError
@@ -288,6 +289,9 @@ def _check_rules(versions: Versions, match: Match) -> None:
     change = _changed(versions, match.nodes[0], match.result)
     if change is not None:
         raise MissedError(f"{name_of(change)} changes the rules in between")
+    drawn = filter(draws, between(match.softmax, match.result)) if match.dropout else ()
+    if other := next((node for node in drawn if node not in match.nodes), None):
+        raise MissedError(f"{other.name} draws random numbers behind the dropout of the weights")
 
 
 def _changed(versions: Versions, start: Node, end: Node) -> Node | None:
@@ -297,8 +301,13 @@ def _changed(versions: Versions, start: Node, end: Node) -> Node | None:
 
 
 def _check_writes(versions: Versions, match: Match) -> None:
-    """What is read later than it was must still be what it was."""
+    """What is read later than it was must still be what it was; and what is written must be nobody else's."""
+    writer = versions.written_elsewhere(match.nodes)
+    if writer is not None:
+        raise MissedError(f"{writer.name} writes into what is not its own")
     for node, reader in match.reads:
         versions.check_unwritten(node, match.result, match.nodes, since=reader)
+    if is_written_through(match.result):
+        raise MissedError("what may be a view of its result is written to, or leaves the program beside it")
     if fake_of(match.result).requires_grad:  # kernels keep it for their backward, which a matmul does not
         versions.check_unwritten(match.result)

@@ -10,9 +10,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
-from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
+from fuseplan.rewrites.attention.mask_source import MaskSource
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.base import Draft, digest_of
+from fuseplan.rewrites.writes import may_write
 from fuseplan.rewrites.written.biases import biases_of
 from fuseplan.rewrites.written.hidden import hiding
 from fuseplan.rewrites.written.match import match_of

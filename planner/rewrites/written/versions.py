@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,16 +11,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
-from fuseplan.rewrites.attention.mask_source import written_by
-from fuseplan.rewrites.reading import name_of
+from fuseplan.rewrites.reading import changes_rules
 from fuseplan.rewrites.special import memory_of
+from fuseplan.rewrites.writes import written_by
 from fuseplan.rewrites.written.missed import MissedError
 
 _SHAPE_METHODS = frozenset(
     {"size", "dim", "numel", "ndimension", "stride", "get_device", "is_contiguous", "element_size"}
 )
 _SHAPE_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"})
-_CHANGES = ("autocast", "grad_enabled", "inference_mode", "no_grad", "saved_tensors_hooks")
 _LIKE_ANOTHER = frozenset({"type_as", "view_as", "reshape_as", "expand_as"})
 
 
@@ -90,10 +89,28 @@ class Versions:
                     f"{node.name} is written to by {writer.name} {'later' if until is None else 'in between'}"
                 )
 
+    def written_elsewhere(self, nodes: Collection[Node]) -> Node | None:
+        """Which of some ops writes into what others have as well: without it, these would have another value."""
+        own = set(nodes)
+        for node in nodes:
+            lies = {each for written in self.writers.get(node, ()) for each in self.memory(written)}
+            if any(not self._lying[each] <= own for each in lies):
+                return node
+        return None
+
+    @cached_property
+    def _lying(self) -> Mapping[int, set[Node]]:
+        """By what they lie in, all nodes."""
+        found: dict[int, set[Node]] = defaultdict(set)
+        for node in self.place:
+            for each in self.memory(node):
+                found[each].add(node)
+        return found
+
     @cached_property
     def changes(self) -> list[Node]:
         """What changes the rules of computing, in order."""
-        return [node for node in self.place if any(word in name_of(node) for word in _CHANGES)]
+        return [node for node in self.place if changes_rules(node)]
 
     def memory(self, node: Node) -> set[int]:
         """The storages that a value lies in."""
