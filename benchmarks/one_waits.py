@@ -1,0 +1,110 @@
+"""One model in a process of its own, under torch's CUDA graphs and under fuseplan's, profiled. `waits` starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.fleet import Report, Task
+from benchmarks.kernels import plain_name
+from benchmarks.result import commit
+from benchmarks.zoo import case_of, fresh, load, step_of
+from fuseplan.plan import Plan
+from fuseplan.runtime.capture_place import SETTLING
+
+STEPS, BLOCKS = 10, 5
+LEAST_US = 2.0
+"""Between two kernels of a graph there is less."""
+LONGEST = 8
+Event = tuple[float, float, str]
+"""When a kernel begins and ends, in µs, and its name."""
+
+
+def run(task: Task) -> None:
+    """Each side by itself: its steps timed, and then profiled."""
+    given, case, report = task.arguments, case_of(task.name), Report(task.out)
+    report.put(commit=commit())
+    report.at("loading")
+    model, inputs = load(case, given["device"])
+    on_gpu = given["device"] != "cpu"
+    rows: dict[str, Any] = {}
+    for side, options in sides(on_gpu).items():
+        report.at("compiling", side)
+        step = step_of(torch.compile(fresh(model), **options), model, inputs, case.train)
+        for _ in range(3 + SETTLING):
+            step()
+        report.at("measuring", side)
+        wall_us = median(_block_us(step, on_gpu) for _ in range(BLOCKS))
+        rows[side] = {"wall_us": round(wall_us, 2), **waits_of(_events(step, on_gpu), STEPS)}
+        report.put(sides=rows, seconds=report.seconds())
+    report.put(done=True)
+
+
+def sides(on_gpu: bool) -> dict[str, dict[str, Any]]:
+    """What torch.compile is given; without a GPU neither has CUDA graphs."""
+    plan = Plan("inductor", launch="cudagraph" if on_gpu else "plain")
+    torchs: dict[str, Any] = {"mode": "reduce-overhead"} if on_gpu else {"backend": "inductor"}
+    return {"torch.compile": torchs, "fuseplan": {"backend": "fuseplan", "options": {"plan": plan}}}
+
+
+def waits_of(events: Iterable[Event], steps: int) -> dict[str, Any]:
+    """What the device works and waits a step, in how many places, and where it waits longest: each place is between two kernels, and how
+    far it is behind the first that ran.
+
+    >>> found = waits_of([(0.0, 10.0, "a_1"), (10.5, 20.0, "b"), (30.0, 40.0, "a_2"), (35.0, 50.0, "b")], steps=2)
+    >>> found["busy_us"], found["idle_us"], found["waits"], found["longest"]
+    (19.75, 5.25, 0.5, [{'us': 10.0, 'at_us': 20.0, 'behind': 'b', 'before': 'a'}])
+    """
+    ordered = sorted(events)
+    idle, waits = 0.0, []
+    began, end, last = (*ordered[0][:2], ordered[0][2]) if ordered else (0.0, 0.0, "")
+    busy = end - began
+    for start, stop, name in ordered[1:]:
+        gap = start - end
+        if gap > 0:
+            idle += gap
+            if gap >= LEAST_US:
+                waits.append(
+                    {
+                        "us": round(gap, 2),
+                        "at_us": round(end - began, 2),
+                        "behind": plain_name(last),
+                        "before": plain_name(name),
+                    }
+                )
+        busy += max(0.0, stop - max(start, end))
+        if stop >= end:
+            end, last = stop, name
+    longest = sorted(waits, key=lambda wait: -wait["us"])[:LONGEST]
+    return {
+        "busy_us": round(busy / steps, 2), "idle_us": round(idle / steps, 2), "waits": len(waits) / steps, "longest": longest,
+    }  # fmt: skip
+
+
+def _block_us(step: Callable[[], Any], on_gpu: bool) -> float:
+    if on_gpu:
+        torch.cuda.synchronize()
+    begin = perf_counter()
+    for _ in range(STEPS):
+        step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return (perf_counter() - begin) / STEPS * 1e6
+
+
+def _events(step: Callable[[], Any], on_gpu: bool) -> Sequence[Event]:
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:
+        for _ in range(STEPS):
+            step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    return [
+        (float(one.time_range.start), float(one.time_range.end), one.name)
+        for one in profile.events()
+        if (one.device_type.name == "CUDA") == on_gpu
+    ]
