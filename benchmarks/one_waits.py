@@ -60,7 +60,7 @@ def waits_of(events: Iterable[Event], steps: int) -> dict[str, Any]:
     (19.75, 5.25, 0.5, [{'us': 10.0, 'at_us': 20.0, 'behind': 'b', 'before': 'a'}])
     """
     ordered = sorted(events)
-    idle, waits = 0.0, []
+    idle, waits = 0.0, list[dict[str, Any]]()
     began, end, last = (*ordered[0][:2], ordered[0][2]) if ordered else (0.0, 0.0, "")
     busy = end - began
     for start, stop, name in ordered[1:]:

@@ -69,7 +69,9 @@ def linear_of_padded_gradient(x: Tensor, weight: Tensor, bias: Tensor | None = N
     """
     rows = x if x.dim() == 2 else x.flatten(0, -2)
     found: Tensor = _Padded.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
-    return found if x.dim() == 2 else found.view(*x.shape[:-1], -1)  # a view from within could not be written to
+    return (
+        found if x.dim() == 2 else found.view(*x.shape[:-1], weight.shape[0])
+    )  # a view from within could not be written to
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fuseplan.rewrites.special import example, memory_of
@@ -72,6 +72,18 @@ def written_after(value: Node, start: Node) -> bool:
     return False
 
 
+def written_later(values: Collection[Node]) -> bool:
+    """Whether anything may write into the memory of one of these values after it was made."""
+    (graph,) = {value.graph for value in values}
+    made = set[int]()
+    for node in graph.nodes:
+        if made and any(made & memory(each) for each in written_by(node)):
+            return True
+        if node in values:
+            made |= memory(node)
+    return False
+
+
 def may_write(node: Node) -> bool:
     """Whether a node may write into one of its inputs."""
     return bool(written_by(node))
@@ -86,15 +98,26 @@ def written_by(node: Node) -> list[Node]:
     if node.op != "call_function":
         return node.all_input_nodes if node.op == "call_module" else []
     target: Any = node.target
+    if isinstance(target, HigherOrderOperator):
+        return node.all_input_nodes if _may_write_within(node) else []
     if target in _IN_PLACE:
         return _first(node)
     name = getattr(target, "__name__", "_")
     if isinstance(target, OpOverload):
         writes = target._schema.is_mutable or any(word in name for word in _STATISTICS)
         return node.all_input_nodes if writes else []
-    if not is_torchs(target) or _is_told_to_write(node, name):
+    if not is_torchs(target) or _writes_by_its_arguments(node, name):
         return node.all_input_nodes
     return _first(node) if _ends_in_place(name) else []
+
+
+def _may_write_within(node: Node) -> bool:
+    """Whether a function of graphs, such as a checkpointed block, has anything in these that writes; or has none that can be seen."""
+    owner = node.graph.owning_module
+    targets = [one.target for one in node.all_input_nodes if one.op == "get_attr"]
+    found = [] if owner is None else [getattr(owner, str(target), None) for target in targets]
+    nested = [one for one in found if isinstance(one, GraphModule)]
+    return not nested or any(may_write(one) for each in nested for one in each.graph.nodes)
 
 
 def _first(node: Node) -> list[Node]:
@@ -107,9 +130,9 @@ def _first(node: Node) -> list[Node]:
     return list(found) or node.all_input_nodes
 
 
-def _is_told_to_write(node: Node, name: str) -> bool:
+def _writes_by_its_arguments(node: Node, name: str) -> bool:
     """Whether the arguments of a function may say that it writes into one of them."""
-    given = _told(node)
+    given = _arguments(node)
     if given is None or given.get("inplace", False) is not False or given.get("out") is not None:
         return True
     if any(word in name for word in _STATISTICS):
@@ -118,7 +141,7 @@ def _is_told_to_write(node: Node, name: str) -> bool:
     return given.get("max_norm") is not None
 
 
-def _told(node: Node) -> Mapping[str, Any] | None:
+def _arguments(node: Node) -> Mapping[str, Any] | None:
     """The arguments of a function by their names, those included that it has if none is given, where one may tell it to write; else
     those that are given by name. None where they are not such as it takes.
     """
@@ -140,7 +163,7 @@ def _signature(target: Callable[..., Any]) -> inspect.Signature | None:
         found = inspect.signature(target)
     except (TypeError, ValueError):
         return None
-    return found if not found.parameters.keys().isdisjoint(("inplace", "max_norm", "running_mean")) else None
+    return found if not found.parameters.keys().isdisjoint(("inplace", "out", "max_norm", "running_mean")) else None
 
 
 def is_torchs(target: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
@@ -44,6 +45,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "told by place": lambda x: F.relu(x, True),
     "told by name": lambda x: F.hardtanh(x, inplace=True),
     "out": lambda x: torch.exp(torch.ones(4, 8), out=x),
+    "out by place": lambda x: F.normalize(torch.ones(4, 8), 2.0, -1, 1e-12, x),
     "statistics": statistics,
     "statistics of instances": lambda x: F.instance_norm(torch.ones(2, 8, 5).cumsum(0), x[0], torch.ones(8)),
     "statistics in C++": lambda x: torch.batch_norm(
@@ -182,6 +184,41 @@ def copy_of_the_result(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     return copy, found * 2
 
 
+def raveled(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    found = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    flat = found.ravel()
+    flat += 1.0
+    return flat, found * 2
+
+
+def kept_and_written_to(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    keys = torch.empty_like(k)
+    keys[..., :8], keys[..., 8:] = k[..., :8], k[..., 8:]
+    found = (q.detach() @ keys.detach().mT).softmax(-1) @ v
+    keys[..., :3] = 7.0
+    return found, keys
+
+
+def normed(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (64,)) * 2
+
+
+def into_a_block(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    found = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(2, 8, 64)
+    return torch.utils.checkpoint.checkpoint(normed, found, use_reentrant=False)
+
+
+def activated_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.relu(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).reshape(2, 8, 64), inplace=True)
+
+
+def counted_meanwhile(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    logits = F.linear(x, w)
+    with torch.no_grad():
+        count = x.detach().sum()
+    return F.cross_entropy(logits, t) + count
+
+
 def bias_in_place(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return bias.add_(q @ k.mT).softmax(-1) @ v
 
@@ -250,6 +287,17 @@ CASES: dict[str, Case] = {
     "drawn behind dropout": Case(drawn_behind_dropout, heads(), "written-attention", "math", ELSEWHERE),
     "written to flat": Case(written_to_flat, heads(), "attention", "split"),
     "written to turned": Case(written_to_turned, heads(), "attention", "split"),
+    "written to raveled": Case(raveled, heads(), "attention", "split"),
+    "kept and written to": Case(
+        kept_and_written_to, heads(trains=True), "written-attention", "flash", "is written to later, and a fused kernel keeps it"
+    ),
+    "kept by nobody and written to": Case(kept_and_written_to, heads(trains=True), "written-attention", "math"),
+    "into a checkpointed block": Case(into_a_block, heads(trains=True), "written-attention", "flash"),
+    "activated in place": Case(activated_in_place, heads(), "written-attention", "flash"),
+    "counted under no_grad meanwhile": Case(
+        counted_meanwhile, lambda: [normal(2048, 16, trains=True), normal(520, 16, trains=True), torch.randint(0, 520, (2048,))],
+        "loss", "chunked-4",
+    ),
     "given twice": Case(given_twice, heads(), "written-attention", "math", ELSEWHERE),
     "a copy of the result": Case(
         copy_of_the_result, lambda: [normal(2, 8, 4, 16) for _ in range(3)], "written-attention", "math", ELSEWHERE

@@ -15,7 +15,7 @@ from fuseplan.rewrites.attention.device import plain
 from fuseplan.rewrites.attention.layouts import without_repeats
 from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.reading import between, changes_rules
-from fuseplan.rewrites.writes import written_after
+from fuseplan.rewrites.writes import written_after, written_later
 from fuseplan.segment.masks import UnprovenError
 
 _SAME_ORDER = frozenset(
@@ -71,7 +71,7 @@ def before_repeats(given: Node, result: Node) -> Source:
         raise UnprovenError("its keys and values are not repeated for each head of a group")
     if found.fake.dtype != whole.dtype:
         raise UnprovenError("its keys and values have another dtype before they are repeated")
-    if any(written_after(each, each) for each in (source, *passed)):
+    if written_later((source, *passed)):
         raise UnprovenError("what it repeats, or has repeated, may be written to")
     if any(map(changes_rules, between(found.instead_of[-1], result))):
         raise UnprovenError("its keys and values are repeated under other rules of computing")

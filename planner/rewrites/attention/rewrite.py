@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from fuseplan.rewrites.attention.kernels import (
@@ -99,6 +99,8 @@ def _erase_unread(candidates: Iterable[Node], matched: set[Node]) -> None:
 
 def _has_no_effect(node: Node) -> bool:
     if node.op not in ("call_function", "call_method", "get_attr"):
+        return False
+    if isinstance(node.target, HigherOrderOperator):  # it may draw random numbers
         return False
     if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
         return False

@@ -193,8 +193,8 @@ def _site(loss: _Loss, result: Node, number: int, places: dict[Node, int]) -> Lo
             read = "a result of the program" if others[0].op == "output" else f"read by {others[0].name}, too"
             raise NoLossError(f"{node.name} is {read}")
     if (writer := next(filter(may_write, inside), None)) is not None:
-        raise NoLossError(f"{writer.name} may write into what is not its own")
-    if example(logits).requires_grad and any(map(changes_recording, between(logits, result))):
+        raise NoLossError(f"{writer.name} may write in place")
+    if example(logits).requires_grad and not _is_recorded(logits, result, inside):
         raise NoLossError("which gradients are recorded changes between its logits and it")
     operands = operands_of(logits)
     assert operands is not None
@@ -215,6 +215,19 @@ def _site(loss: _Loss, result: Node, number: int, places: dict[Node, int]) -> Lo
         number, digest_of("loss", found), result, logits, steps, loss.inside, loss.targets, loss.class_weights,
         loss.reduction, ignored, float(loss.smoothing),
     )  # fmt: skip
+
+
+def _is_recorded(logits: Node, result: Node, inside: Collection[Node]) -> bool:
+    """Whether gradients are recorded at all that a loss consists of, as they are at its logits."""
+    recorded = True
+    for node in between(logits, result):
+        if node.target is torch._C._set_grad_enabled:
+            recorded = node.args[0] is True
+        elif changes_recording(node):
+            return False
+        if node in inside and not recorded:
+            return False
+    return recorded
 
 
 def _check_asked(loss: _Loss) -> None:

@@ -57,14 +57,14 @@ def contraction(versions: Versions, node: Node) -> Contraction:
         scale, beta = argument(node, 9, "alpha", default=1), number_of(argument(node, 9, "beta", default=1))
         if beta is None:
             raise MissedError("baddbmm scales what it adds by a number that is known at run time only")
-        added = versions.lies(node, first(node)) if beta else None
+        added = versions.there(node, first(node)) if beta else None
         operands = [argument(node, 1, "batch1"), argument(node, 2, "batch2")]
         return _matmul(versions, node, operands, scale=scale, added=added, beta=beta)
     return _matmul(versions, node, [first(node), argument(node, 1, "other", "mat2", "tensor2")])
 
 
 def _matmul(versions: Versions, node: Node, operands: list[Any], **more: Any) -> Contraction:
-    left, right = (versions.lies(node, each) for each in operands)
+    left, right = (versions.there(node, each) for each in operands)
     shapes = [fake_of(each).shape for each in (left, right)]
     if min(map(len, shapes)) < 2:
         raise MissedError("a matmul is of a vector")
@@ -82,7 +82,7 @@ def _einsum(versions: Versions, node: Node) -> Contraction:
         given = list(given[0])
     if not isinstance(equation, str) or len(given) != 2:
         raise MissedError("an einsum is not of two tensors by an equation")
-    left, right = (versions.lies(node, each) for each in given)
+    left, right = (versions.there(node, each) for each in given)
     letters, result = _letters(equation.replace(" ", ""), [len(fake_of(each).shape) for each in (left, right)])
     sizes: dict[Any, Any] = {}
     for tensor, names in zip((left, right), letters, strict=True):

@@ -185,7 +185,7 @@ def _operand(versions: Versions, product: Contraction, left: bool) -> Operand:
             break
         if _changed(versions, node, product.node):
             break  # under other rules it may take no gradient, whatever is known of it
-        source = versions.lies(node, first(node))
+        source = versions.there(node, first(node))
         name, order = name_of(node), permutation(node)
         if order is not None:
             axes = tuple(axes[order.index(place)] for place in range(len(order)))
@@ -209,7 +209,7 @@ def _scaled(versions: Versions, node: Node) -> tuple[Node, float] | None:
         tensor, factor = (one, number_of(other)) if isinstance(one, Node) else (other, number_of(one))
     if factor is None or not isinstance(tensor, Node):
         return None
-    source = versions.lies(node, tensor)
+    source = versions.there(node, tensor)
     return (source, factor) if fake_of(source).dtype == fake_of(node).dtype else None
 
 
@@ -300,14 +300,19 @@ def _changed(versions: Versions, start: Node, end: Node) -> Node | None:
     return next((node for node in versions.changes if low < versions.place[node] < high), None)
 
 
+def is_written_later(versions: Versions, match: Match) -> bool:
+    """Whether something that it is made of is written to behind it: a kernel that keeps it for its backward would miss it."""
+    return any(versions.written_between(node, match.result) is not None for node, _ in match.reads)
+
+
 def _check_writes(versions: Versions, match: Match) -> None:
     """What is read later than it was must still be what it was; and what is written must be nobody else's."""
     writer = versions.written_elsewhere(match.nodes)
     if writer is not None:
         raise MissedError(f"{writer.name} writes into what is not its own")
     for node, reader in match.reads:
-        versions.check_unwritten(node, match.result, match.nodes, since=reader)
-    if is_written_through(match.result):
+        versions.check_unwritten(node, reader, match.result, match.nodes)
+    if is_written_through(match.result, fake_of(match.result).requires_grad):
         raise MissedError("what may be a view of its result is written to, or leaves the program beside it")
     if fake_of(match.result).requires_grad:  # kernels keep it for their backward, which a matmul does not
-        versions.check_unwritten(match.result)
+        versions.check_unwritten(match.result, match.result)

@@ -111,7 +111,7 @@ def _carried(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
         return [(first(node), Arranged(node))]
     elif name in _BINARY:
         candidates = _BINARY[name](versions, node)
-    return [(given, step) for given, step in candidates if _is_as_large(node, versions.lies(node, given))]
+    return [(given, step) for given, step in candidates if _is_as_large(node, versions.there(node, given))]
 
 
 def _is_as_large(node: Node, source: Any) -> bool:
@@ -129,15 +129,15 @@ def _add(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     times = number_of(argument(node, 2, "alpha", default=1))
     if times is None:
         return []
-    forward: list[tuple[Any, ScoreStep]] = [(first(node), Added(node, versions.lies(node, _other(node)), times))]
-    return forward + ([(_other(node), Added(node, versions.lies(node, first(node))))] if times == 1 else [])
+    forward: list[tuple[Any, ScoreStep]] = [(first(node), Added(node, versions.there(node, _other(node)), times))]
+    return forward + ([(_other(node), Added(node, versions.there(node, first(node))))] if times == 1 else [])
 
 
 def _sub(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     times = number_of(argument(node, 2, "alpha", default=1))
     if times is None:
         return []
-    subtracted, scores = versions.lies(node, _other(node)), versions.read(node, first(node))
+    subtracted, scores = versions.there(node, _other(node)), versions.read(node, first(node))
     shift, along = _largest(versions, subtracted, scores) if not versions.put_together(node, subtracted) else ((), -1)
     shifts = bool(shift) and times == 1
     return [(first(node), Passed(node, shift, along) if shifts else Added(node, subtracted, -times))]
@@ -160,7 +160,7 @@ def _neg(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
 
 def _masked_fill(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     mask, value = argument(node, 1, "mask"), argument(node, 2, "value")
-    return [(first(node), Filled(node, versions.lies(node, mask), versions.lies(node, value)))]
+    return [(first(node), Filled(node, versions.there(node, mask), versions.there(node, value)))]
 
 
 def _where(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
@@ -171,10 +171,10 @@ def _where(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     )
     if node.op == "call_method":
         condition, chosen, other = argument(node, 1, "condition"), first(node), argument(node, 2, "other")
-    mask = versions.lies(node, condition)
+    mask = versions.there(node, condition)
     return [
-        (chosen, Filled(node, mask, versions.lies(node, other), where=False)),
-        (other, Filled(node, mask, versions.lies(node, chosen))),
+        (chosen, Filled(node, mask, versions.there(node, other), where=False)),
+        (other, Filled(node, mask, versions.there(node, chosen))),
     ]
 
 

@@ -16,7 +16,7 @@ from fuseplan.rewrites.base import Draft, digest_of
 from fuseplan.rewrites.writes import may_write
 from fuseplan.rewrites.written.biases import biases_of
 from fuseplan.rewrites.written.hidden import hiding
-from fuseplan.rewrites.written.match import match_of
+from fuseplan.rewrites.written.match import is_written_later, match_of
 from fuseplan.rewrites.written.missed import MissedError, MissedSite, noted
 from fuseplan.rewrites.written.softmax import has_softmaxes, softmax_at, softmaxes
 from fuseplan.rewrites.written.versions import Versions, fake_of
@@ -35,6 +35,8 @@ class WrittenAttention(AttentionSite):
     written: Written = field(repr=False)
     known: Mapping[str, Any] = field(repr=False)
     as_they_stand: Mapping[str, Node] = field(repr=False)
+    is_written_later: bool = False
+    """Something that it keeps for its backward is written to behind it."""
 
     @property
     def fakes(self) -> Mapping[str, Any]:
@@ -71,6 +73,8 @@ class WrittenAttention(AttentionSite):
         """Why a way is not legal here; None if it is."""
         if self.written.loses_rows and not way.startswith("math"):
             return "a row that its bias may hide as a whole would have other gradients under a fused kernel"
+        if self.is_written_later and not way.startswith("math"):
+            return "something that it reads is written to later, and a fused kernel keeps it for the backward"
         return super().refusal(way)
 
 
@@ -107,7 +111,9 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     digest = digest_of("written-attention", {versions.place[node]: node for node in match.nodes})
     originals = {copied: node for node, copied in scratch.copies.items()}
     as_they_stand = {name: originals[node] for name, node in given.items() if node in originals}
-    return WrittenAttention(number, digest, proof, match.result, written, known, as_they_stand)
+    return WrittenAttention(
+        number, digest, proof, match.result, written, known, as_they_stand, trains and is_written_later(versions, match)
+    )
 
 
 def _proven(written: Written, writer: Writer, result: Node) -> tuple[Written, MaskProof]:

@@ -46,7 +46,7 @@ class Versions:
 
     def __init__(self, graph: Graph) -> None:
         self.place = {node: place for place, node in enumerate(graph.nodes)}
-        self.writers = {node: written for node in graph.nodes if (written := written_by(node))}
+        self.writers: dict[Node, list[Node]] = {node: written for node in graph.nodes if (written := written_by(node))}
         self.readers: dict[Node, list[Node]] = defaultdict(list)
         self._read: dict[tuple[Node, Node], Node] = {}
         self._stale: dict[tuple[Node, Node], Node] = {}
@@ -62,7 +62,7 @@ class Versions:
             raise MissedError(f"{argument.name} is written to by {writer.name} before {reader.name} reads it")
         return self._read.get((reader, argument), argument)
 
-    def lies(self, reader: Node, argument: Any) -> Any:
+    def there(self, reader: Node, argument: Any) -> Any:
         """The node whose memory `reader` sees under this argument, as it lies there: `put_together` says what that means."""
         return self._read.get((reader, argument), argument) if isinstance(argument, Node) else argument
 
@@ -74,33 +74,38 @@ class Versions:
         """The ops that read elements of this value, and not its shape alone."""
         return [reader for reader in self.readers[node] if reads_elements(reader, node)]
 
-    def check_unwritten(
-        self, node: Node, until: Node | None = None, among: Collection[Node] = (), since: Node | None = None
-    ) -> None:
-        """MissedError where somebody besides `among` writes to a value after `since`, or after it was made, and before
-        `until`, or ever.
-        """
-        start, end = self.place[since or node], len(self.place) if until is None else self.place[until]
+    def written_between(
+        self, node: Node, since: Node, until: Node | None = None, among: Collection[Node] = ()
+    ) -> Node | None:
+        """Who besides `among` writes to a value after one op and before another, or ever."""
+        start, end = self.place[since], len(self.place) if until is None else self.place[until]
         for writer, written in self.writers.items():
             if writer in among or not start < self.place[writer] < end:
                 continue
             if any(self.memory(node) & self.memory(each) for each in written):
-                raise MissedError(
-                    f"{node.name} is written to by {writer.name} {'later' if until is None else 'in between'}"
-                )
+                return writer
+        return None
+
+    def check_unwritten(self, node: Node, since: Node, until: Node | None = None, among: Collection[Node] = ()) -> None:
+        """MissedError where somebody writes to a value meanwhile."""
+        writer = self.written_between(node, since, until, among)
+        if writer is not None:
+            raise MissedError(
+                f"{node.name} is written to by {writer.name} {'later' if until is None else 'in between'}"
+            )
 
     def written_elsewhere(self, nodes: Collection[Node]) -> Node | None:
         """Which of some ops writes into what others have as well: without it, these would have another value."""
         own = set(nodes)
         for node in nodes:
-            lies = {each for written in self.writers.get(node, ()) for each in self.memory(written)}
-            if any(not self._lying[each] <= own for each in lies):
+            storages = {each for written in self.writers.get(node, ()) for each in self.memory(written)}
+            if any(not self._by_storage[each] <= own for each in storages):
                 return node
         return None
 
     @cached_property
-    def _lying(self) -> Mapping[int, set[Node]]:
-        """By what they lie in, all nodes."""
+    def _by_storage(self) -> Mapping[int, set[Node]]:
+        """All nodes, by what they lie in."""
         found: dict[int, set[Node]] = defaultdict(set)
         for node in self.place:
             for each in self.memory(node):
