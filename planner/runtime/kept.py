@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from fuseplan import __version__
+from fuseplan.capture.dynamo.program import sharing
 from fuseplan.capture.dynamo.renamed import static_inputs
 from fuseplan.capture.dynamo.symbols import is_symbolic
 from fuseplan.capture.fx.targets import NAMESPACES
@@ -161,10 +162,13 @@ def tag(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Pro
     known = executors()
     if any(name not in known or known[name].available() is not None for name in named):
         return None  # what cannot be had is said again at each start
+    # Which inputs share memory the key says, and not whether they overlap there.
+    offsets = {i: example_inputs[i].storage_offset() for i in sorted(sharing(example_inputs))}
     decides = [
         __version__,
         source(),
-        program.key,  # which inputs share memory, too
+        program.key,
+        offsets,
         plan.identity,
         {name: known[name].version() for name in sorted(named)},
         settings(),

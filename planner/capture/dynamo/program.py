@@ -6,6 +6,7 @@ Names, files, addresses and device ordinals stay out; whatever changes what woul
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.errors import GraphError
 
 _FORMAT = "fuseplan program 1"
+_ORDINAL = re.compile(r"(cuda|xpu|hpu|mtia|mps):\d+")
+"""A device that is given by its name: which of its kind it is, is another thing on each rank."""
 _TRUSTED = ("torch", "_operator", "operator", "math", "builtins", "_functools", "functools", "itertools", "collections")
 
 
@@ -224,6 +227,8 @@ class _Writer:
             return "{" + ",".join(f"{k!r}:{self._arg(v, numbers)}" for k, v in arg.items()) + "}"
         if isinstance(arg, slice):
             return f"slice{self._arg((arg.start, arg.stop, arg.step), numbers)}"
+        if isinstance(arg, str) and _ORDINAL.fullmatch(arg):
+            return self._device(torch.device(arg))
         if arg is None or arg is Ellipsis or isinstance(arg, (bool, int, float, complex, str, bytes)):
             return f"{type(arg).__name__} {arg!r}"
         if isinstance(arg, torch.device):
