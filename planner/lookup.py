@@ -24,11 +24,11 @@ from fuseplan.objective import Objective
 from fuseplan.options import AT_ONCE, Options
 from fuseplan.plan import Plan
 from fuseplan.rewrites.attention.calls import has_attention
-from fuseplan.rewrites.attention.device import switched_off
 from fuseplan.rewrites.kinds import unpromised, usable_kinds
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
+from fuseplan.runtime.settings import set_otherwise
 from fuseplan.stats import count, counts
 from fuseplan.tuning.lately import Lately
 from fuseplan.tuning_db import Box, Environment, Hit, Measurement, Miss, Places, Query, Stale, Store, StoredPlan, places
@@ -169,12 +169,12 @@ class Lookup:
         return replace(choice, plan=plan, why=f"{choice.why}; not as it was tuned: {why}")
 
     def quarantine(self, stored: StoredPlan, error: FuseplanError) -> str:
-        """Note in the database that a plan does not fit, so that it is not used again, and warn of it. Returns why. Where the program has
-        attention, of which fused kernels are switched off here, its graphs may be others for that alone, and it stays.
+        """Note in the database that a plan does not fit, so that it is not used again, and warn of it. Returns why. Where something is set
+        otherwise here by which its graphs may be others, it stays.
         """
-        off = [kernel for kernel in switched_off() if kernel in ("flash", "efficient")]
-        if off and has_attention(self.gm):
-            why = f"plan {stored.key[:12]} does not fit where attention by {' and '.join(off)} is switched off: {error}"
+        otherwise = set_otherwise(has_attention(self.gm))
+        if otherwise:
+            why = f"plan {stored.key[:12]} does not fit where {' and '.join(otherwise)}: {error}"
             count("plans held back")
             _say_once(f"{why}. What torch.compile does is done instead")
             return why

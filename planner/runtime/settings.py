@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch
 from torch._inductor import config
 
 from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.rewrites.attention.device import switched_off
 
 
 def settings() -> str:
@@ -46,6 +48,25 @@ def switches() -> str:
     return _digest([repr(Numerics.here()), *(repr(ask()) for ask in _ASKED)])
 
 
+def set_otherwise(has_attention: bool) -> list[str]:
+    """What is set otherwise than torch has it, so that the graphs of a program may be others, in words; of kernels of attention only
+    where there is some.
+
+    >>> set_otherwise(has_attention=True)
+    []
+    >>> with functorch.patch(activation_memory_budget=0.5), torch.backends.mkldnn.flags(enabled=False):
+    ...     set_otherwise(has_attention=True)
+    ['torch.backends.mkldnn is switched off', 'torch._functorch.config.activation_memory_budget is set']
+    """
+    kernels = [kernel for kernel in switched_off() if kernel in ("flash", "efficient") and has_attention]
+    attention = [f"attention by {' and '.join(kernels)} is switched off"] if kernels else []
+    off = [name for name in ("cudnn", "mkldnn", "opt_einsum") if not getattr(torch.backends, name).enabled]
+    usual: Mapping[str, Any] = {name: entry.default for name, entry in getattr(functorch, "_config", {}).items()}
+    saving = [name for name in _OF_SAVING if name in usual and getattr(functorch, name) != usual[name]]
+    backends = [f"torch.backends.{name} is switched off" for name in off]
+    return [*attention, *backends, *(f"torch._functorch.config.{name} is set" for name in saving)]
+
+
 def _decides(name: str) -> bool:
     """Whether one of Inductor's settings has a say in what becomes of a graph."""
     return name not in _OF_COMPILING and not name.endswith(_FOLDER)
@@ -61,6 +82,13 @@ _FOLDER = ".cutlass_dir"
 """Settings that say where CUTLASS lies, which torch's own key leaves out, too: where nobody has set one, it is the folder in which a process
 has imported Inductor, and what was compiled in another folder would never be found.
 """
+_OF_SAVING = (
+    "activation_memory_budget", "activation_memory_budget_runtime_estimator", "activation_memory_budget_solver",
+    "aggressive_recomputation", "ban_recompute_materialized_backward", "ban_recompute_not_in_allowlist", "ban_recompute_reductions",
+    "ban_recompute_used_far_apart", "ban_recompute_long_fusible_chains", "recompute_views", "treat_parameters_as_free_to_save",
+    "max_dist_from_bw", "cse", "view_replay_for_aliased_outputs",
+)  # fmt: skip
+"""Settings of AOTAutograd's by which other things are kept for the backward."""
 _ASKED: tuple[Callable[[], Any], ...] = (
     torch.get_num_threads,
     torch.get_default_dtype,

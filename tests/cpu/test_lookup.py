@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._functorch import config as functorch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fuseplan
@@ -212,6 +213,22 @@ def test_a_plan_stays_where_it_does_not_fit_what_attention_is_kept_from(own_data
     assert found.plan == Plan.named("eager")
     assert "the plan was made for inference graph 121212121212" in found.why
     assert (store.plans()[0].status == "quarantined") is not attends
+
+
+def test_a_plan_stays_where_what_is_kept_for_the_backward_is_set_otherwise(own_database: Path) -> None:
+    """Whoever sets a budget of its own has other graphs; all others keep the plan."""
+    x = torch.randn(4, 8, requires_grad=True)
+    first = run(x, plan="aten")
+    store = keep(
+        own_database, stored(first.key, Plan("aten", carve_outs=(CarveOuts("forward", "12" * 32, Segmentation()),)))
+    )
+    told = "does not fit where torch._functorch.config.activation_memory_budget is set"
+    with functorch.patch(activation_memory_budget=0.5), pytest.warns(UserWarning, match=told):
+        run(x)
+    assert [one.status for one in store.plans()] == ["tuned"]
+    with pytest.warns(UserWarning, match="It is quarantined"):
+        run(x)
+    assert [one.status for one in store.plans()] == ["quarantined"]
 
 
 def test_a_backward_that_does_not_fit_runs_without_the_plan(own_database: Path) -> None:
