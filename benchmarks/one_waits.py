@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from cProfile import Profile
+from pathlib import Path
+from pstats import Stats
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -19,7 +22,7 @@ from fuseplan.runtime.capture_place import SETTLING
 STEPS, BLOCKS = 10, 5
 LEAST_US = 2.0
 """Between two kernels of a graph there is less."""
-LONGEST = 8
+LONGEST, FUNCTIONS = 8, 30
 Event = tuple[float, float, str]
 """When a kernel begins and ends, in µs, and its name."""
 
@@ -39,7 +42,11 @@ def run(task: Task) -> None:
             step()
         report.at("measuring", side)
         wall_us = median(_block_us(step, on_gpu) for _ in range(BLOCKS))
-        rows[side] = {"wall_us": round(wall_us, 2), **waits_of(_events(step, on_gpu), STEPS)}
+        host_us = median(_block_us(step, on_gpu, steps=1, waits=False) for _ in range(4 * BLOCKS))
+        rows[side] = {
+            "wall_us": round(wall_us, 2), "host_us": round(host_us, 2), **waits_of(_events(step, on_gpu), STEPS),
+            "host": _by_function(step, on_gpu),
+        }  # fmt: skip
         report.put(sides=rows, seconds=report.seconds())
     report.put(done=True)
 
@@ -85,15 +92,31 @@ def waits_of(events: Iterable[Event], steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _block_us(step: Callable[[], Any], on_gpu: bool) -> float:
+def _block_us(step: Callable[[], Any], on_gpu: bool, *, steps: int = STEPS, waits: bool = True) -> float:
+    """What a step takes: until the device has done them all, or until the host has asked for them."""
     if on_gpu:
         torch.cuda.synchronize()
     begin = perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         step()
-    if on_gpu:
+    if on_gpu and waits:
         torch.cuda.synchronize()
-    return (perf_counter() - begin) / STEPS * 1e6
+    return (perf_counter() - begin) / steps * 1e6
+
+
+def _by_function(step: Callable[[], Any], on_gpu: bool) -> dict[str, dict[str, float]]:
+    """What Python's functions take of the host by themselves in a step, under a profiler that slows them: those that take the most."""
+    profile = Profile()
+    for _ in range(STEPS):
+        if on_gpu:
+            torch.cuda.synchronize()
+        profile.runcall(step)
+    rows: dict[Any, tuple[Any, ...]] = vars(Stats(profile))["stats"]
+    found = sorted(rows.items(), key=lambda row: -row[1][2])[:FUNCTIONS]
+    return {
+        f"{Path(file).name}:{line} {name}": {"us": round(row[2] / STEPS * 1e6, 1), "calls": row[1] / STEPS}
+        for (file, line, name), row in found
+    }
 
 
 def _events(step: Callable[[], Any], on_gpu: bool) -> Sequence[Event]:

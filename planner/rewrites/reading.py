@@ -76,7 +76,7 @@ def changes_recording(node: Node) -> bool:
 def draws(node: Node) -> bool:
     """Whether an op draws random numbers: who draws fewer, or at another place, gets others later."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(word in name for word in _RANDOM)
+    return name != "normalize" and any(word in name for word in _RANDOM)
 
 
 def between(start: Node, end: Node) -> Iterator[Node]:
