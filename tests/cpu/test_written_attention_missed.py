@@ -127,6 +127,46 @@ def test_values_that_are_written_to_before_are_read_as_they_are_then() -> None:
     assert len(backend.sites) == 1
 
 
+def raised_to_the_lowest(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """What is hidden twice is no lower than what is hidden once: as XGLM has it, and OPT had."""
+    lowest = torch.finfo(q.dtype).min
+    scores = torch.max(
+        q @ k.mT * 0.25 + mask.to(q.dtype) * lowest, torch.tensor(lowest, dtype=q.dtype, device=q.device)
+    )
+    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", ["math", "auto", "flash"])
+def test_scores_that_are_raised_to_the_lowest_number(dtype: torch.dtype, way: str) -> None:
+    """A row that is hidden as a whole among them."""
+    mask = torch.arange(8) > torch.arange(-1, 7)[:, None]
+    inputs = [each.detach().to(dtype) for each in qkv()]
+    run, backend = compiled(raised_to_the_lowest, way)
+    assert_same_step(raised_to_the_lowest, run, (*inputs, mask))
+    assert ([site.refusal(way) for site in backend.sites], backend.reasons) == ([None], [])
+
+
+def test_scores_that_an_infinity_hides_and_a_number_raises() -> None:
+    """A row that is hidden as a whole is even then, and not NaN."""
+
+    def raised(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = (q @ k.mT).masked_fill(mask, -math.inf)
+        return torch.maximum(scores, torch.tensor(torch.finfo(q.dtype).min)).softmax(-1) @ v
+
+    def clipped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return torch.maximum(q @ k.mT + 0.0 * mask, torch.tensor(-5.0)).softmax(-1) @ v
+
+    def trained(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return raised_to_the_lowest(q, k, v, mask)
+
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    reason = "scores are raised to a number that may take a part of their gradient"
+    assert missed_in(trained, *(each.requires_grad_() for each in qkv()), mask) == reason
+    assert missed_in(raised, *qkv(), mask) == "scores that may be hidden by less are raised to a number"
+    assert missed_in(clipped, *qkv(), mask) == "no matmul gives the scores: they come through maximum"
+
+
 def test_what_is_put_together_is_read_before_more_of_it_is_written() -> None:
     def between(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys = k * 1.0

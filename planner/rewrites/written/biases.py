@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fuseplan.rewrites.reading import number_of
 from fuseplan.rewrites.written.layouts import axes_of
-from fuseplan.rewrites.written.lowest import Range, product, quotient, range_of, range_read
+from fuseplan.rewrites.written.lowest import ABSORBS, Range, product, quotient, range_of, range_read
 from fuseplan.rewrites.written.match import Factor, Hidden, Match
 from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.scores import Filled
@@ -19,8 +19,6 @@ from fuseplan.rewrites.written.versions import Versions, fake_of
 HIDES = -1e4
 """A bias that is nowhere lower is one that hides nothing, and a number that replaces a score must be as low to hide it."""
 _LOWEST = torch.finfo(torch.float32).min
-ABSORBS = -1e30
-"""A bias so low that no score shows beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +71,10 @@ def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
         found.append(Bias(term, _scaled(versions, term, range_read(versions, term.step.node, term.step.term))))
     for bias in found:
         _check_overflow(versions, match, bias)
+    if sum(bias.range[0] for bias in found if bias.hides) < match.raised:
+        raise MissedError("scores that may be hidden by less are raised to a number")
+    if match.raised > -math.inf and fake_of(match.result).requires_grad:  # hidden rows: the number takes a half
+        raise MissedError("scores are raised to a number that may take a part of their gradient")
     if sum(bias.range[0] for bias in found if bias.absorbs and math.isfinite(bias.range[0])) < _LOWEST:
         raise MissedError("what hides scores is added to another that does, and both may be an infinity")
     return tuple(found)

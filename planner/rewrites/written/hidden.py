@@ -14,8 +14,8 @@ import math
 import torch
 from torch.fx import Node
 
-from fuseplan.rewrites.written.biases import ABSORBS
 from fuseplan.rewrites.written.layouts import Location
+from fuseplan.rewrites.written.lowest import ABSORBS
 from fuseplan.rewrites.written.scores import Added
 from fuseplan.rewrites.written.versions import fake_of
 from fuseplan.rewrites.written.writer import Named, Writer

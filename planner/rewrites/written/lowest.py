@@ -19,6 +19,8 @@ from fuseplan.rewrites.written.versions import Versions
 Range = tuple[float, float]
 
 UNKNOWN: Range = (-math.inf, math.inf)
+ABSORBS = -1e30
+"""A number so low that no score shows beside it."""
 FINITE: Range = (-1e3, 1e3)
 """Of what is learned or multiplied: no numbers that hide anything."""
 _DEEPEST = 40

@@ -6,6 +6,7 @@ which the second matmul sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,17 @@ from fuseplan.rewrites.reading import argument, between, draws, first, name_of, 
 from fuseplan.rewrites.written.contraction import Contraction
 from fuseplan.rewrites.written.layouts import Axis, Location, arranged, axes_of, equal, is_copy, permutation
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.scores import Added, Arranged, Filled, Passed, Scaled, Scores, ScoreStep, scores_of
+from fuseplan.rewrites.written.scores import (
+    Added,
+    Arranged,
+    Filled,
+    Passed,
+    Raised,
+    Scaled,
+    Scores,
+    ScoreStep,
+    scores_of,
+)
 from fuseplan.rewrites.written.softmax import Softmax
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.weights import AttentionWeights, check_unread, weights_of
@@ -79,6 +90,8 @@ class Match:
     terms: tuple[Hidden, ...]
     factors: tuple[Factor, ...]
     dropout: float
+    raised: float
+    """What is lower among the scores becomes this number; where nothing does, an infinity."""
     nodes: tuple[Node, ...] = field(repr=False)
     """All that is written out, in the order of the graph."""
 
@@ -121,7 +134,7 @@ def match_of(versions: Versions, softmax: Softmax) -> Match:
     matched = tuple(sorted(written, key=versions.place.__getitem__))
     match = Match(
         softmax.result, weights.values.node, replace(query, scale=query.scale * number), key, value,
-        row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, matched,
+        row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, max((step.number for step in scores.steps if isinstance(step, Raised)), default=-math.inf), matched,
     )  # fmt: skip
     _check(versions, match, scores, weights, inner)
     return match

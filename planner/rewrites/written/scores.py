@@ -11,6 +11,7 @@ from torch.fx import Node
 from fuseplan.rewrites.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.contraction import Contraction, contraction, is_matmul
 from fuseplan.rewrites.written.layouts import equal, is_copy, is_reshape, permutation
+from fuseplan.rewrites.written.lowest import ABSORBS, range_read
 from fuseplan.rewrites.written.missed import MissedError, noted
 from fuseplan.rewrites.written.reduced import reduced_from
 from fuseplan.rewrites.written.versions import Versions, fake_of
@@ -55,6 +56,13 @@ class Added(ScoreStep):
 
     term: Any
     times: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Raised(ScoreStep):
+    """Scores that are lower than a number become that; others stay."""
+
+    number: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,12 +186,24 @@ def _where(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     ]
 
 
+def _larger(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    """The larger of the scores and a number so low that no score shows beside it."""
+    found: list[tuple[Any, ScoreStep]] = []
+    for scores, number in ((first(node), _other(node)), (_other(node), first(node))):
+        low, high = range_read(versions, node, versions.there(node, number))
+        if low == high <= ABSORBS:
+            found.append((scores, Raised(node, low)))
+    return found
+
+
 _BINARY = {
     "add": _add,
     "sub": _sub,
     "mul": _mul,
     "div": _div,
     "neg": _neg,
+    "max": _larger,
+    "maximum": _larger,
     "masked_fill": _masked_fill,
     "where": _where,
 }

@@ -14,9 +14,9 @@ from torch.fx.node import map_arg
 
 from fuseplan.rewrites.attention.layouts import mask_once
 from fuseplan.rewrites.reading import name_of
-from fuseplan.rewrites.written.biases import ABSORBS
 from fuseplan.rewrites.written.hidden import bias_at, guarded, hiding, rows_at
 from fuseplan.rewrites.written.layouts import is_one, is_reshape, permutation
+from fuseplan.rewrites.written.lowest import ABSORBS
 from fuseplan.rewrites.written.match import Factor, Operand
 from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.versions import fake_of
