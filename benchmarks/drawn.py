@@ -18,7 +18,7 @@ def measure(arguments: list[str]) -> Rows:
     """Tune and measure each family at the size that the seed gives it."""
     given = models.options("drawn", __doc__, None)
     given.add_argument("--seed", type=int, default=SEED, help=f"draws the sizes; {SEED}, if it is not given")
-    given.add_argument("--first", type=int, help="only so many of those that have no row yet")
+    given.add_argument("--first", type=int, help="only so many of those that have no time yet")
     chosen = given.parse_args(arguments)
     names = drawn(chosen.seed)
     if strange := [name for name in chosen.only or () if name not in names]:
@@ -28,6 +28,9 @@ def measure(arguments: list[str]) -> Rows:
             "seed": chosen.seed, **models.results_of({name: found[name] for name in names if name in found})
         }, keep=chosen.append,
     )  # fmt: skip
-    known = rows.every() if chosen.first else {}
-    chosen.only = [name for name in chosen.only or names if name not in known][: chosen.first]
+    if chosen.first is not None:
+        missing = [name for name in chosen.only or names if "failed" in rows.every().get(name, {"failed": ""})]
+        chosen.only = missing[: chosen.first]
+    else:
+        chosen.only = chosen.only or list(names)
     return models.measured(rows, chosen, SIDES, usual=())

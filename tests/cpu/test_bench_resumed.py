@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import fleet, harness, models, one_model, other_checkout, result
+from benchmarks import drawn, fleet, harness, models, one_model, other_checkout, result
 from benchmarks.fleet import Task, read
 from benchmarks.harness import Rows, run_rows
 from benchmarks.timing import Contest
@@ -292,3 +292,14 @@ def test_a_process_whose_parent_has_ended_does_not_begin(monkeypatch: pytest.Mon
     monkeypatch.setenv("FUSEPLAN_BENCHMARKS_PARENT", "1")
     with pytest.raises(SystemExit, match="nobody waits"):
         fleet.end_with_parent()
+
+
+def test_of_drawn_sizes_those_come_next_that_have_no_time_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = drawn.drawn(drawn.SEED)
+    known = {names[0]: {"speedup": 1.0}, names[1]: {"failed": "no time was left for it"}}
+    seen: list[list[str]] = []
+    monkeypatch.setattr(Rows, "every", lambda rows: known)
+    monkeypatch.setattr(models, "measured", lambda rows, chosen, sides, **more: seen.append(chosen.only))
+    drawn.measure(["--append", "--first", "2"])
+    drawn.measure(["--append"])
+    assert seen == [list(names[1:3]), list(names)]
