@@ -28,9 +28,8 @@ def measure(arguments: list[str]) -> Rows:
             "seed": chosen.seed, **models.results_of({name: found[name] for name in names if name in found})
         }, keep=chosen.append,
     )  # fmt: skip
+    chosen.only = chosen.only or list(names)
     if chosen.first is not None:
-        missing = [name for name in chosen.only or names if "failed" in rows.every().get(name, {"failed": ""})]
-        chosen.only = missing[: chosen.first]
-    else:
-        chosen.only = chosen.only or list(names)
+        known = {name for name, row in rows.every().items() if "failed" not in row}
+        chosen.only = [name for name in chosen.only if name not in known][: chosen.first]
     return models.measured(rows, chosen, SIDES, usual=())

@@ -48,7 +48,6 @@ def run(task: Task) -> None:
             "host": _by_function(step, on_gpu),
         }  # fmt: skip
         report.put(sides=rows, seconds=report.seconds())
-    report.put(done=True)
 
 
 def sides(on_gpu: bool) -> dict[str, dict[str, Any]]:

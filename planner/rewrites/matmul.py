@@ -67,11 +67,11 @@ def linear_of_padded_gradient(x: Tensor, weight: Tensor, bias: Tensor | None = N
     >>> x.grad.tolist(), tuple(weight.grad.shape)
     ([[5.0, 5.0, 5.0], [5.0, 5.0, 5.0]], (5, 3))
     """
-    rows = x if x.dim() == 2 else x.flatten(0, -2)
-    found: Tensor = _Padded.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
-    return (
-        found if x.dim() == 2 else found.view(*x.shape[:-1], weight.shape[0])
-    )  # a view from within could not be written to
+    if x.dim() == 2:
+        found: Tensor = _Padded.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return found
+    # A view that is made within the function could not be written to.
+    return linear_of_padded_gradient(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,25 +62,17 @@ def memory(node: Node) -> set[int]:
     return memory_of(node.meta.get("example_value"))
 
 
-def written_after(value: Node, start: Node) -> bool:
-    """Whether anything that comes after `start` may write into the memory of a value, or into what cannot be told apart."""
-    own, after = memory(value), False
-    for node in value.graph.nodes:
-        if after and any(own & memory(each) for each in written_by(node)):
-            return True
-        after = after or node is start
-    return False
-
-
-def written_later(values: Collection[Node]) -> bool:
-    """Whether anything may write into the memory of one of these values after it was made."""
+def written_after(values: Collection[Node], start: Node | None = None) -> bool:
+    """Whether anything that comes after `start`, or after they were made, may write into the memory of these values."""
     (graph,) = {value.graph for value in values}
-    made = set[int]()
+    looked_at = set[int]()
     for node in graph.nodes:
-        if made and any(made & memory(each) for each in written_by(node)):
+        if looked_at and any(looked_at & memory(each) for each in written_by(node)):
             return True
-        if node in values:
-            made |= memory(node)
+        if node is start:
+            looked_at = set[int]().union(*map(memory, values))
+        elif start is None and node in values:
+            looked_at |= memory(node)
     return False
 
 
@@ -115,9 +107,9 @@ def _may_write_within(node: Node) -> bool:
     """Whether a function of graphs, such as a checkpointed block, has anything in these that writes; or has none that can be seen."""
     owner = node.graph.owning_module
     targets = [one.target for one in node.all_input_nodes if one.op == "get_attr"]
-    found = [] if owner is None else [getattr(owner, str(target), None) for target in targets]
+    found = [getattr(owner, str(target), None) for target in targets]
     nested = [one for one in found if isinstance(one, GraphModule)]
-    return not nested or any(may_write(one) for each in nested for one in each.graph.nodes)
+    return not nested or None in found or any(may_write(one) for each in nested for one in each.graph.nodes)
 
 
 def _first(node: Node) -> list[Node]:
@@ -158,7 +150,7 @@ def _arguments(node: Node) -> Mapping[str, Any] | None:
 
 @cache
 def _signature(target: Callable[..., Any]) -> inspect.Signature | None:
-    """That of a function which may be told by place to write. None is that is written in C++."""
+    """That of a function which may be told by place to write; a function that is written in C++ has none."""
     try:
         found = inspect.signature(target)
     except (TypeError, ValueError):

@@ -60,7 +60,8 @@ def set_otherwise(has_attention: bool) -> list[str]:
     """
     kernels = [kernel for kernel in switched_off() if kernel in ("flash", "efficient") and has_attention]
     attention = [f"attention by {' and '.join(kernels)} is switched off"] if kernels else []
-    off = [name for name in ("cudnn", "mkldnn", "opt_einsum") if not getattr(torch.backends, name).enabled]
+    asked = ["cudnn", "mkldnn", *(["opt_einsum"] if torch.backends.opt_einsum.is_available() else [])]
+    off = [name for name in asked if not getattr(torch.backends, name).enabled]
     usual: Mapping[str, Any] = {name: entry.default for name, entry in getattr(functorch, "_config", {}).items()}
     saving = [name for name in _OF_SAVING if name in usual and getattr(functorch, name) != usual[name]]
     backends = [f"torch.backends.{name} is switched off" for name in off]

@@ -24,6 +24,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program
+from fuseplan.runtime.settings import set_otherwise
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
 
@@ -229,6 +230,12 @@ def test_a_plan_stays_where_what_is_kept_for_the_backward_is_set_otherwise(own_d
     with pytest.warns(UserWarning, match="It is quarantined"):
         run(x)
     assert [one.status for one in store.plans()] == ["quarantined"]
+
+
+def test_what_is_not_installed_is_not_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.opt_einsum, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.opt_einsum, "enabled", False)
+    assert set_otherwise(has_attention=True) == []
 
 
 def test_a_backward_that_does_not_fit_runs_without_the_plan(own_database: Path) -> None:

@@ -15,7 +15,7 @@ from fuseplan.rewrites.attention.device import plain
 from fuseplan.rewrites.attention.layouts import without_repeats
 from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.reading import between, changes_rules
-from fuseplan.rewrites.writes import written_after, written_later
+from fuseplan.rewrites.writes import written_after
 from fuseplan.segment.masks import UnprovenError
 
 _SAME_ORDER = frozenset(
@@ -71,7 +71,7 @@ def before_repeats(given: Node, result: Node) -> Source:
         raise UnprovenError("its keys and values are not repeated for each head of a group")
     if found.fake.dtype != whole.dtype:
         raise UnprovenError("its keys and values have another dtype before they are repeated")
-    if written_later((source, *passed)):
+    if written_after((source, *passed)):
         raise UnprovenError("what it repeats, or has repeated, may be written to")
     if any(map(changes_rules, between(found.instead_of[-1], result))):
         raise UnprovenError("its keys and values are repeated under other rules of computing")
@@ -114,7 +114,7 @@ def before_copy(given: Node, readers: Collection[Node], result: Node) -> Source 
     if given.target not in _COPYING or not set(given.users) <= set(readers) or not isinstance(given.args[0], Node):
         return None
     source = given.args[0]
-    if fake(source).stride() == fake(given).stride() or written_after(source, given):
+    if fake(source).stride() == fake(given).stride() or written_after((source,), given):
         return None
     if any(map(changes_rules, between(given, result))):
         return None

@@ -31,7 +31,7 @@ class LaidOutMasks:
         for layout, other, made in self._made:
             if layout == way.mask and same_value(mask, other) and _same_size(fake(made), wanted):
                 return made
-        lasting = not written_after(mask, mask)
+        lasting = not written_after((mask,))
         rank = site.fakes["query"].dim()
         arguments = layout_arguments(way.mask, given["attn_mask"], given["query"], given["key"], rank)
         made = self._insert(
@@ -57,7 +57,7 @@ def same_value(left: Node, right: Node) -> bool:
     """Whether two nodes are one value: the same, or the same view of it, of which nobody writes."""
     if left is right:
         return True
-    if left.graph is not right.graph or _base(left) is not _base(right) or written_after(left, _base(left)):
+    if left.graph is not right.graph or _base(left) is not _base(right) or written_after((left,), _base(left)):
         return False
     a, b = fake(left), fake(right)
     same = (a.dtype, a.requires_grad, a.dim()) == (b.dtype, b.requires_grad, b.dim())

@@ -132,9 +132,10 @@ def match_of(versions: Versions, softmax: Softmax) -> Match:
     steps = [step.node for step in (*scores.steps, *weights.steps)]
     written = {scores.product.node, *softmax.nodes, weights.values.node, *steps}
     matched = tuple(sorted(written, key=versions.place.__getitem__))
+    raised = max((step.number for step in scores.steps if isinstance(step, Raised)), default=-math.inf)
     match = Match(
         softmax.result, weights.values.node, replace(query, scale=query.scale * number), key, value,
-        row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, max((step.number for step in scores.steps if isinstance(step, Raised)), default=-math.inf), matched,
+        row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, raised, matched,
     )  # fmt: skip
     _check(versions, match, scores, weights, inner)
     return match
