@@ -1,4 +1,4 @@
-"""Attention given otherwise: masks laid out once, keys and values of groups, no copies; each way computes what is written."""
+"""Attention in other ways: masks laid out once, windows, switches; each way computes what is written."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fuseplan
 from agreement import assert_as_accurate, assert_same, in_double
+from attention_calls import Program, by_expand, found_in, heads, in_ways, repeated
 from fuseplan.errors import PlanError
 from fuseplan.plan import ATTENTION_WAYS, Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
@@ -25,34 +26,9 @@ from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.kinds import KINDS
 
-Program = Callable[..., Any]
 MATH, FLASH, EFFICIENT = (
     one.value for one in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 )
-
-
-def found_in(program: Program, *arguments: Any, **options: Any) -> tuple[tuple[AttentionCall, ...], GraphModule]:
-    """The calls of attention in a program, and its Dynamo graph."""
-    found: list[Any] = []
-
-    def backend(gm: GraphModule, _: Any) -> Callable[..., Any]:
-        found.append((attention_calls(gm), gm))
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(program, backend=backend, **options)(*arguments)
-    return found[0]  # type: ignore[no-any-return]
-
-
-def in_ways(program: Program, *ways: str, **options: Any) -> Program:
-    """A program with its calls of attention written so, run as the graph stands."""
-    torch._dynamo.reset()
-
-    def backend(gm: GraphModule, _: Any) -> Callable[..., Any]:
-        chosen = tuple(Rewrite("attention", site, way) for site, way in enumerate(ways))
-        return rewritten(gm, chosen).gm.forward
-
-    return torch.compile(program, backend=backend, **options)  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -76,20 +52,6 @@ def gradients_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
         return EFFICIENT if on and (given[3] is None or given[3].stride(-1) == 1) else MATH
 
     monkeypatch.setattr(device, "choice_of_device", choice)
-
-
-def repeated(states: Tensor, times: int) -> Tensor:
-    """As `transformers` does it."""
-    batch, groups, length, size = states.shape
-    states = states[:, :, None, :, :].expand(batch, groups, times, length, size)
-    return states.reshape(batch, groups * times, length, size)
-
-
-def heads(groups: int = 4, *, grad: bool = False, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(4)
-    shapes = ((2, 4, 6, 8), (2, groups, 7, 8), (2, groups, 7, 8))
-    q, k, v = (torch.randn(shape, dtype=dtype).requires_grad_(grad) for shape in shapes)
-    return q, k, v
 
 
 def bias_of_heads(*, grad: bool = False) -> Tensor:
@@ -341,142 +303,6 @@ def test_the_operator_for_windows_has_a_gradient_and_shapes_of_its_own() -> None
     out = kernels.attention_in_window(q, k, k, None, 8, 0)
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
     assert [each.shape for each in torch.autograd.grad(out.sum(), (q, k))] == [q.shape, k.shape]
-
-
-# grouped heads
-
-
-def by_expand(x: Tensor) -> Tensor:
-    return repeated(x, 2)
-
-
-def by_flatten(x: Tensor) -> Tensor:
-    return x.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2)
-
-
-def by_interleave(x: Tensor) -> Tensor:
-    return x.repeat_interleave(2, dim=1)
-
-
-def by_function(x: Tensor) -> Tensor:
-    return torch.repeat_interleave(x, 2, -3)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("repeat", [by_expand, by_flatten, by_interleave, by_function])
-def test_keys_and_values_are_not_repeated(repeat: Callable[[Tensor], Tensor], dynamic: bool) -> None:
-    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, repeat(k), repeat(v))
-
-    arguments = heads(groups=2, grad=True)
-    calls, gm = found_in(program, *arguments, dynamic=dynamic)
-    assert {"auto+grouped", "flash+grouped", "auto+unmasked+grouped"} <= set(calls[0].variants)
-    edited = rewritten(gm, (Rewrite("attention", 0, "flash+unmasked+grouped"),)).gm
-    assert not any(word in edited.code for word in ("repeat_interleave", "expand", "reshape", "flatten"))
-    runs = [
-        (out := run(*given), *torch.autograd.grad(out.sin().sum(), given))
-        for run, given in (
-            (in_ways(program, "flash+unmasked+grouped", dynamic=dynamic), arguments),
-            (program, arguments),
-            (program, in_double(arguments)),
-        )
-    ]
-    assert_as_accurate(*runs)
-
-
-def of_groups(change: Callable[[Tensor], Tensor], values: Callable[[Tensor], Tensor] = by_expand) -> Program:
-    return lambda q, k, v: F.scaled_dot_product_attention(q, change(k), values(v))
-
-
-OTHERWISE: dict[str, tuple[Program, str]] = {
-    "not at all": (of_groups(lambda x: torch.cat([x, x], 1)), "are not repeated for each head of a group"),
-    "as tiles": (of_groups(lambda x: x.repeat(1, 2, 1, 1)), "are not repeated for each head of a group"),
-    "as tiles by expand": (
-        of_groups(lambda x: x[:, None].expand(2, 2, 2, 7, 8).reshape(2, 4, 7, 8)),
-        "expanded in another way than heads of a group",
-    ),
-    "unequally": (
-        of_groups(lambda x: x.repeat_interleave(torch.tensor([1, 3]), dim=1, output_size=4)),
-        "repeated in another way than heads of a group",
-    ),
-    "along the keys": (
-        of_groups(lambda x: x.repeat_interleave(2, 1).repeat_interleave(1, 2)),
-        "repeated in another way than heads of a group",
-    ),
-    "values otherwise": (of_groups(by_expand, lambda x: x[:, :1].repeat_interleave(4, 1)), "are repeated differently"),
-    "and cast": (of_groups(lambda x: by_expand(x.double()).float()), "are not repeated for each head of a group"),
-}
-
-
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_what_is_repeated_otherwise_stays(name: str) -> None:
-    program, reason = OTHERWISE[name]
-    (call,), _ = found_in(program, *heads(groups=2))
-    assert reason in str(call.refusal("auto+grouped"))
-    assert not any("grouped" in way for way in call.variants)
-
-
-def test_what_is_repeated_before_it_is_written_to_stays() -> None:
-    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = k * 1.0, v * 1.0
-        keys, values = by_expand(k), by_expand(v)
-        k.zero_()
-        return F.scaled_dot_product_attention(q, keys, values)
-
-    (call,), _ = found_in(program, *heads(groups=2))
-    assert call.refusal("auto+grouped") == "what it repeats, or has repeated, may be written to"
-
-
-@pytest.mark.parametrize("repeat", [by_expand, lambda x: x.repeat_interleave(2, 1)])
-def test_what_is_written_to_after_it_was_repeated_stays(repeat: Callable[[Tensor], Tensor]) -> None:
-    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = repeat(k), repeat(v)
-        keys[:, 0] = 0.0
-        return F.scaled_dot_product_attention(q, keys, values)
-
-    (call,), _ = found_in(program, *heads(groups=2))
-    assert call.refusal("auto+grouped") == "what it repeats, or has repeated, may be written to"
-
-
-def test_heads_that_are_grouped_as_it_is() -> None:
-    (call,), _ = found_in(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), *heads(groups=2))
-    assert call.refusal("auto+grouped") == "its heads are grouped as it is"
-
-
-# copies
-
-
-def test_copies_that_only_lay_out_go() -> None:
-    def program(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = (each.transpose(1, 2).contiguous() for each in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v), v
-
-    arguments = tuple(torch.randn(2, 6, 4, 8) for _ in range(3))
-    (call,), gm = found_in(program, *arguments)
-    assert {"auto+views", "flash+unmasked+views"} <= set(call.variants)
-    edited = rewritten(gm, (Rewrite("attention", 0, "flash+views"),)).gm
-    assert edited.code.count("contiguous") == 1, "the value is read elsewhere"
-    assert_as_accurate(in_ways(program, "flash+views")(*arguments), program(*arguments), program(*in_double(arguments)))
-
-
-def test_copies_that_are_no_such_copies_stay() -> None:
-    def changed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        held = q * 1.0
-        q = held.mT.contiguous().mT.contiguous()
-        kept = k.transpose(1, 2).transpose(1, 2).clone()
-        return F.scaled_dot_product_attention(q.contiguous(), kept, v)
-
-    (call,), _ = found_in(changed, *heads())
-    assert call.refusal("flash+views") == "no query, key or value is a copy that only lays it out"
-
-    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        held = q.transpose(1, 2) * 1.0
-        query = held.transpose(1, 2).contiguous()
-        held.zero_()
-        return F.scaled_dot_product_attention(query, k, v)
-
-    (call,), _ = found_in(written, *heads())
-    assert call.refusal("flash+views") == "no query, key or value is a copy that only lays it out"
 
 
 # all of it, at random

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig, LlamaForCausalLM, WhisperConfig, WhisperForConditionalGeneration
 
 from agreement import assert_as_accurate, assert_same, in_double
-from cpu.test_attention_ways import found_in, in_ways
+from attention_calls import found_in, in_ways
 from cpu.test_measure import FLAGS
 from cpu.test_measure_programs import trace_of
 from fuseplan.measure.entry import RaceEntry

@@ -21,7 +21,7 @@ from torch.testing import assert_close
 import fuseplan
 import written_sites
 from agreement import assert_as_accurate, assert_same, in_double
-from cpu.test_attention_ways import by_expand, found_in
+from attention_calls import by_expand, found_in
 from cpu.test_measure import FLAGS
 from cpu.test_measure_programs import trace_of
 from fuseplan.capture.fx import flex

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fuseplan
-from cpu.test_attention_ways import found_in
+from attention_calls import found_in
 from fuseplan.capture.fx import split_keys
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.runtime.capture_place import SETTLING
