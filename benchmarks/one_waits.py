@@ -6,20 +6,25 @@ from collections.abc import Callable, Iterable, Sequence
 from cProfile import Profile
 from pathlib import Path
 from pstats import Stats
-from statistics import median
-from time import perf_counter
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from benchmarks.fleet import Report, Task
 from benchmarks.kernels import plain_name
+from benchmarks.reloading import store_plan
 from benchmarks.result import commit
+from benchmarks.timing import contest
 from benchmarks.zoo import case_of, fresh, load, step_of
+from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan
 from fuseplan.runtime.capture_place import SETTLING
 
-STEPS, BLOCKS = 10, 5
+STEPS = 10
+GIVEN = "fuseplan, given"
+"""The default as a plan that is given; the other of fuseplan's finds it in a database."""
+DB = "tuning.db"
 LEAST_US = 2.0
 """Between two kernels of a graph there is less."""
 LONGEST, FUNCTIONS = 8, 30
@@ -28,33 +33,49 @@ Event = tuple[float, float, str]
 
 
 def run(task: Task) -> None:
-    """Each side by itself: its steps timed, and then profiled."""
+    """All sides against each other, and then each profiled by itself."""
     given, case, report = task.arguments, case_of(task.name), Report(task.out)
     report.put(commit=commit())
     report.at("loading")
     model, inputs = load(case, given["device"])
     on_gpu = given["device"] != "cpu"
-    rows: dict[str, Any] = {}
-    for side, options in sides(on_gpu).items():
-        report.at("compiling", side)
-        step = step_of(torch.compile(fresh(model), **options), model, inputs, case.train)
-        for _ in range(3 + SETTLING):
-            step()
-        report.at("measuring", side)
-        wall_us = median(_block_us(step, on_gpu) for _ in range(BLOCKS))
-        host_us = median(_block_us(step, on_gpu, steps=1, waits=False) for _ in range(4 * BLOCKS))
-        rows[side] = {
-            "wall_us": round(wall_us, 2), "host_us": round(host_us, 2), **waits_of(_events(step, on_gpu), STEPS),
-            "host": _by_function(step, on_gpu),
-        }  # fmt: skip
-        report.put(sides=rows, seconds=report.seconds())
+    with TemporaryDirectory() as folder:
+        steps = {}
+        for side, options in sides(on_gpu, folder).items():
+            report.at("compiling", side)
+            call = torch.compile(fresh(model), **options)
+            steps[side] = step_of(call, model, inputs, case.train)
+            for _ in range(3 + SETTLING):
+                steps[side]()
+            if side == GIVEN:
+                store_plan(Path(folder, DB), compiled_by(call), options["options"]["plan"], given["device"])
+        contested = contest(steps, given["device"], given["seconds"], report.at, twice=("torch.compile",))
+        rows: dict[str, Any] = {}
+        for side, step in steps.items():
+            report.at("profiling", side)
+            for _ in range(2):
+                step()
+            rows[side] = contested.rows[side] | {
+                **waits_of(_events(step, on_gpu), STEPS),
+                "host": _by_function(step, on_gpu),
+            }
+            report.put(sides=rows, seconds=report.seconds())
+    if contested.race is not None:
+        report.put(noise=contested.race.noise, rounds=contested.race.rounds)
 
 
-def sides(on_gpu: bool) -> dict[str, dict[str, Any]]:
-    """What torch.compile is given; without a GPU neither has CUDA graphs."""
+def sides(on_gpu: bool, folder: str) -> dict[str, dict[str, Any]]:
+    """What torch.compile is given; without a GPU none has CUDA graphs. The same thing compiled twice is as far from itself as where its
+    memory lies makes it.
+    """
     plan = Plan("inductor", launch="cudagraph" if on_gpu else "plain")
     torchs: dict[str, Any] = {"mode": "reduce-overhead"} if on_gpu else {"backend": "inductor"}
-    return {"torch.compile": torchs, "fuseplan": {"backend": "fuseplan", "options": {"plan": plan}}}
+    return {
+        "torch.compile": torchs,
+        "torch.compile again": torchs,
+        GIVEN: {"backend": "fuseplan", "options": {"plan": plan, "db": str(Path(folder, "none.db"))}},
+        "fuseplan": {"backend": "fuseplan", "options": {"db": str(Path(folder, DB))}},
+    }
 
 
 def waits_of(events: Iterable[Event], steps: int) -> dict[str, Any]:
@@ -89,18 +110,6 @@ def waits_of(events: Iterable[Event], steps: int) -> dict[str, Any]:
     return {
         "busy_us": round(busy / steps, 2), "idle_us": round(idle / steps, 2), "waits": len(waits) / steps, "longest": longest,
     }  # fmt: skip
-
-
-def _block_us(step: Callable[[], Any], on_gpu: bool, *, steps: int = STEPS, waits: bool = True) -> float:
-    """What a step takes: until the device has done them all, or until the host has asked for them."""
-    if on_gpu:
-        torch.cuda.synchronize()
-    begin = perf_counter()
-    for _ in range(steps):
-        step()
-    if on_gpu and waits:
-        torch.cuda.synchronize()
-    return (perf_counter() - begin) / steps * 1e6
 
 
 def _by_function(step: Callable[[], Any], on_gpu: bool) -> dict[str, dict[str, float]]:

@@ -549,7 +549,8 @@ def deepseek_keys_put_together(q: Tensor, k: Tensor, v: Tensor, turned: Tensor) 
 def rotary_positions_of_a_part_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     queries, keys = q.clone(), k.clone()
     for each in (queries, keys):
-        angles = torch.arange(each.shape[2], dtype=torch.float32)[:, None] * torch.tensor([1.0, 0.1])
+        places = torch.arange(each.shape[2], dtype=torch.float32, device=each.device)[:, None]
+        angles = places * torch.logspace(0, -1, 2, device=each.device)
         real, imaginary = each[..., 0:2].clone(), each[..., 2:4].clone()
         each[..., 0:2] = (real * angles.cos() - imaginary * angles.sin()).to(each.dtype)
         each[..., 2:4] = (real * angles.sin() + imaginary * angles.cos()).to(each.dtype)
