@@ -15,6 +15,7 @@ from agreement import assert_as_accurate, in_double
 from fuseplan.plan import Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.written.site import find_written
+from sinks import SINKS, given
 from written_attention import SPELLINGS
 
 WAYS = ("math", "efficient", "cudnn", "flash", "efficient+aligned", "cudnn+aligned")
@@ -74,3 +75,17 @@ def test_each_spelling_is_the_same_under_each_kernel(name: str, way: str) -> Non
         got, want, exact = run(*inputs), spelling.function(*inputs), spelling.function(*in_double(inputs))
     assert refused[0] is None or way != "math"
     assert_as_accurate(got, want, exact)
+
+
+BESIDE = ("auto", "flash", "efficient", "cudnn", "auto+causal", "flash+causal", "flash+window", "efficient+aligned")
+
+
+@pytest.mark.parametrize("way", BESIDE)
+@pytest.mark.parametrize("name", SINKS)
+def test_attention_beside_sinks_is_the_same_under_each_kernel(name: str, way: str) -> None:
+    inputs = given(torch.bfloat16, "cuda")
+    run, refused = compiled(SINKS[name], way)
+    with torch.no_grad():
+        got, want, exact = run(*inputs), SINKS[name](*inputs), SINKS[name](*in_double(inputs))
+    assert_as_accurate(got, want, exact)
+    assert refused[0] is None or way != "auto"

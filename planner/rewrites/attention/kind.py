@@ -19,6 +19,7 @@ from fuseplan.rewrites.attention.kernels import (
 )
 from fuseplan.rewrites.attention.layouts import LAYOUTS, mask_once, without_repeats
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
+from fuseplan.rewrites.attention.sinks import attention_beside_sinks
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.attention.switches import forbidden, not_deterministic
 from fuseplan.rewrites.attention.ways import AttentionWay
@@ -33,6 +34,7 @@ _OURS = (
     attention_flex,
     attention_packed,
     attention_split,
+    attention_beside_sinks,
     *LAYOUTS.values(),
     mask_once,
     without_repeats,

@@ -17,6 +17,7 @@ from fuseplan.rewrites.attention.kernels import (
 )
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource
+from fuseplan.rewrites.attention.sinks import arguments_beside_sinks, attention_beside_sinks
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft
@@ -68,6 +69,8 @@ def _call(
     site: AttentionSite, way: AttentionWay, arguments: dict[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function that a way calls, and with what."""
+    if "sinks" in arguments:
+        return attention_beside_sinks, arguments_beside_sinks(site, way, arguments)
     if way.kernel == "split":
         return attention_split, {name: arguments[name] for name in ("query", "key", "value", "attn_mask", "scale")}
     if way.packed:

@@ -66,6 +66,8 @@ def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
             )
         number = number_of(term.step.term)
         if number is not None and math.isfinite(number):
+            if match.sinks is not None:
+                raise MissedError("a number is added to the scores, but not to what stands beside them")
             continue
         fake_of(term.step.term)
         found.append(Bias(term, _scaled(versions, term, range_read(versions, term.step.node, term.step.term))))
@@ -73,6 +75,8 @@ def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
         _check_overflow(versions, match, bias)
     if sum(bias.range[0] for bias in found if bias.hides) < match.raised:
         raise MissedError("scores that may be hidden by less are raised to a number")
+    if match.raised > -math.inf and match.sinks is not None:
+        raise MissedError("scores are raised to a number, and something stands beside them")
     if match.raised > -math.inf and fake_of(match.result).requires_grad:  # hidden rows: the number takes a half
         raise MissedError("scores are raised to a number that may take a part of their gradient")
     if sum(bias.range[0] for bias in found if bias.absorbs and math.isfinite(bias.range[0])) < _LOWEST:

@@ -45,11 +45,16 @@ def _number(written: Written, writer: Writer, number: float) -> Node:
 
 
 def guarded(written: Written, writer: Writer, hidden: Node) -> tuple[Node, Node | None]:
-    """What hides, and the rows of the frame whose queries become zeros, so that a kernel gives what softmax does."""
+    """What hides, and the rows of the frame whose queries become zeros, so that a kernel gives what softmax does. Where something
+    stands beside the scores, these are rows of which that takes the whole.
+    """
     if not written.guarded or not (written.may_be_infinite or written.evens_out):
         return hidden, None
     rows: Node | None = None
     highest = writer.call("amax", hidden, -1, True)
+    if written.match.sinks is not None:
+        rows = writer.call(torch.eq, highest, -math.inf)
+        return writer.call("masked_fill", hidden, rows, 0.0), rows
     if written.evens_out:
         lowest = max(ABSORBS, torch.finfo(written.dtype).min)
         rows = writer.call(torch.le, highest, lowest)

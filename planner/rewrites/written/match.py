@@ -23,6 +23,7 @@ from fuseplan.rewrites.written.scores import (
     Added,
     Arranged,
     Filled,
+    Joined,
     Passed,
     Raised,
     Scaled,
@@ -32,7 +33,7 @@ from fuseplan.rewrites.written.scores import (
 )
 from fuseplan.rewrites.written.softmax import Softmax
 from fuseplan.rewrites.written.versions import Versions, fake_of
-from fuseplan.rewrites.written.weights import AttentionWeights, check_unread, weights_of
+from fuseplan.rewrites.written.weights import AttentionWeights, Narrowed, check_unread, weights_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,15 @@ class Hidden:
 
 
 @dataclass(frozen=True, eq=False)
+class Sinks:
+    """A column that takes its share of each row and weighs no value, where the scores that it stands beside are laid out like this."""
+
+    node: Node
+    reader: Node
+    location: Location
+
+
+@dataclass(frozen=True, eq=False)
 class Match:
     """Attention that is written out."""
 
@@ -92,6 +102,7 @@ class Match:
     dropout: float
     raised: float
     """What is lower among the scores becomes this number; where nothing does, an infinity."""
+    sinks: Sinks | None
     nodes: tuple[Node, ...] = field(repr=False)
     """All that is written out, in the order of the graph."""
 
@@ -105,6 +116,7 @@ class Match:
         """The values of the program that it is made of, each with the op that sees it as it is meant."""
         given: list[tuple[Any, Node]] = [(one.node, one.reader) for one in (self.query, self.key, self.value)]
         given += [(factor.by, factor.by) for factor in self.factors]
+        given += [(self.sinks.node, self.sinks.reader)] if self.sinks is not None else []
         for term in self.terms:
             step = term.step
             given += [
@@ -123,6 +135,7 @@ def match_of(versions: Versions, softmax: Softmax) -> Match:
     key_left = column in scores.product.own(scores.product.left_axes)
     if not key_left and column not in scores.product.own(scores.product.right_axes):
         raise MissedError("softmax goes over an axis that queries and keys share")
+    sinks = _sinks(scores.steps, weights.steps, at, column)
     inner, value, feature, out = _values(weights.values, weights, locations[-1], column)
     row = _row(scores.product, key_left, out, value)
     sides = [_operand(versions, scores.product, left) for left in (True, False)]
@@ -135,7 +148,8 @@ def match_of(versions: Versions, softmax: Softmax) -> Match:
     raised = max((step.number for step in scores.steps if isinstance(step, Raised)), default=-math.inf)
     match = Match(
         softmax.result, weights.values.node, replace(query, scale=query.scale * number), key, value,
-        row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, raised, matched,
+        row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, raised, sinks,
+        matched,
     )  # fmt: skip
     _check(versions, match, scores, weights, inner)
     return match
@@ -258,6 +272,29 @@ def _algebra(
         elif isinstance(step, Added | Filled):
             terms.append(Hidden(step, here))
     return number, factors, tuple(terms)
+
+
+def _sinks(
+    steps: Sequence[ScoreStep], weights: Sequence[ScoreStep], at: dict[Node, Location], column: Axis
+) -> Sinks | None:
+    """What stands beside the scores in the softmax and is left out of the weights, if anything does."""
+    joined = [step for step in steps if isinstance(step, Joined)]
+    narrowed = [step for step in weights if isinstance(step, Narrowed)]
+    if not joined and not narrowed:
+        return None
+    if [step.in_front for step in joined] != [step.in_front for step in narrowed] or len(joined) != 1:
+        raise MissedError("what stands beside the scores in the softmax is not what is left out of the weights")
+    (beside,), (left_out,) = joined, narrowed
+    if any(at[step.node].axes[-1] is not column for step in (beside, left_out)):
+        raise MissedError("what stands beside the scores stands along another axis than softmax goes over")
+    place = steps.index(beside)
+    between = (*steps[place + 1 :], *weights[: weights.index(left_out)])
+    changed = next((step for step in between if not isinstance(step, Passed)), None)
+    if changed is not None:
+        raise MissedError(f"{name_of(changed.node)} sees the scores and what stands beside them")
+    if any(isinstance(step, Passed) and step.shift for step in steps[:place]):
+        raise MissedError("the largest score is subtracted before anything stands beside the scores")
+    return Sinks(beside.sinks, beside.node, at[beside.node])
 
 
 # checks

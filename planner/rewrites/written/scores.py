@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from fuseplan.rewrites.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.contraction import Contraction, contraction, is_matmul
-from fuseplan.rewrites.written.layouts import equal, is_copy, is_reshape, permutation
+from fuseplan.rewrites.written.layouts import equal, is_copy, is_one, is_reshape, permutation
 from fuseplan.rewrites.written.lowest import ABSORBS, range_read
 from fuseplan.rewrites.written.missed import MissedError, noted
 from fuseplan.rewrites.written.reduced import reduced_from
@@ -75,6 +75,15 @@ class Filled(ScoreStep):
 
 
 @dataclass(frozen=True, eq=False)
+class Joined(ScoreStep):
+    """One column beside those of the keys, which takes its share of each row and is left out of the weights."""
+
+    sinks: Any
+    in_front: bool
+    """It comes before the keys."""
+
+
+@dataclass(frozen=True, eq=False)
 class Scores:
     """The product of queries and keys, and what is done to it before the softmax."""
 
@@ -117,9 +126,24 @@ def _carried(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
         candidates = [(first(node), Passed(node))]
     elif is_copy(node) or is_reshape(node) or permutation(node) is not None:
         return [(first(node), Arranged(node))]
+    elif name == "cat":
+        return _joined(versions, node)
     elif name in _BINARY:
         candidates = _BINARY[name](versions, node)
     return [(given, step) for given, step in candidates if _is_as_large(node, versions.there(node, given))]
+
+
+def _joined(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    """Scores and one column more, along the last axis."""
+    parts, dim = argument(node, 0, "tensors"), argument(node, 1, "dim", default=0)
+    if not isinstance(parts, list | tuple) or len(parts) != 2 or not isinstance(dim, int):
+        return []
+    rank = len(fake_of(node).shape)
+    found: list[tuple[Any, ScoreStep]] = []
+    for scores, sinks, in_front in ((*parts, False), (*parts[::-1], True)):
+        if dim % rank == rank - 1 and isinstance(scores, Node) and is_one(fake_of(sinks).shape[-1]):
+            found.append((scores, Joined(node, versions.there(node, sinks), in_front)))
+    return found
 
 
 def _is_as_large(node: Node, source: Any) -> bool:

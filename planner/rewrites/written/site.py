@@ -11,7 +11,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from fuseplan.rewrites.attention.mask_source import MaskSource
+from fuseplan.rewrites.attention.sinks import no_kernel_beside_sinks, no_sinks
 from fuseplan.rewrites.attention.site import AttentionSite
+from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, digest_of
 from fuseplan.rewrites.writes import may_write
 from fuseplan.rewrites.written.biases import biases_of
@@ -73,6 +75,8 @@ class WrittenAttention(AttentionSite):
         """Why a way is not legal here; None if it is."""
         if self.written.loses_rows and not way.startswith("math"):
             return "a row that its bias may hide as a whole would have other gradients under a fused kernel"
+        if self.written.match.sinks is not None and (reason := no_sinks(AttentionWay.parse(way))):
+            return reason
         if self.is_written_later and not way.startswith("math"):
             return "something that it reads is written to later, and a fused kernel keeps it for the backward"
         return super().refusal(way)
@@ -102,6 +106,8 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     written = Written(match, biases_of(versions, match), home_of(match), dtype_of(match), trains=trains)
     check_gradients(written)
     written, proof = _proven(written, writer_of(written, scratch), scratch.copies[match.result])
+    if match.sinks is not None:
+        written = _beside_sinks(written)
     if written.loses_rows and any(bias.low_number is not None for bias in written.biases):
         raise MissedError(
             "a row may be hidden by what is filled in and what is added, which take gradients of their own"
@@ -111,9 +117,20 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     digest = digest_of("written-attention", {versions.place[node]: node for node in match.nodes})
     originals = {copied: node for node, copied in scratch.copies.items()}
     as_they_stand = {name: originals[node] for name, node in given.items() if node in originals}
-    return WrittenAttention(
-        number, digest, proof, match.result, written, known, as_they_stand, trains and is_written_later(versions, match)
-    )
+    later = trains and is_written_later(versions, match)
+    site = WrittenAttention(number, digest, proof, match.result, written, known, as_they_stand, later)
+    if match.sinks is not None and (reason := site.refusal(site.usual) or no_kernel_beside_sinks(site)):
+        raise MissedError(reason)
+    return site
+
+
+def _beside_sinks(written: Written) -> Written:
+    """The same where something stands beside the scores, and takes the whole of a row that is hidden: it becomes zeros by itself."""
+    if written.trains:
+        raise MissedError("something stands beside its scores, to which no kernel gives a gradient")
+    if written.match.dropout:
+        raise MissedError("something stands beside its scores, and its weights are dropped")
+    return replace(written, guarded=written.guarded and written.may_be_infinite)
 
 
 def _proven(written: Written, writer: Writer, result: Node) -> tuple[Written, MaskProof]:

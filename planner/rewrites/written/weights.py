@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from fuseplan.rewrites.reading import argument, name_of, number_of
 from fuseplan.rewrites.written.contraction import Contraction, contraction, is_matmul
-from fuseplan.rewrites.written.layouts import is_copy, is_reshape, permutation
+from fuseplan.rewrites.written.layouts import equal, is_copy, is_reshape, permutation
 from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.scores import Arranged, Passed, ScoreStep
-from fuseplan.rewrites.written.versions import Versions
+from fuseplan.rewrites.written.versions import Versions, fake_of
 
 _CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type"})
+
+
+@dataclass(frozen=True, eq=False)
+class Narrowed(ScoreStep):
+    """All columns but the first, or but the last."""
+
+    in_front: bool
+    """It is the first that is left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +53,8 @@ def weights_of(versions: Versions, softmax: Node) -> AttentionWeights:
             steps.append(Passed(reader))
         elif is_copy(reader) or is_reshape(reader) or permutation(reader) is not None:
             steps.append(Arranged(reader))
+        elif (first_goes := _leaves_out_the_first(reader, node)) is not None:
+            steps.append(Narrowed(reader, first_goes))
         else:
             raise MissedError(f"the attention weights go through {_called(reader)} before they meet the values")
         node = reader
@@ -64,6 +75,24 @@ def _only_reader(versions: Versions, node: Node, noun: str) -> Node:
         others = ", ".join(_called(reader) for reader in readers if not is_matmul(reader)) or "several matmuls"
         raise MissedError(f"the {noun} are read by {others}, too" if readers else f"nobody reads the {noun}")
     return readers[0]
+
+
+def _leaves_out_the_first(reader: Node, node: Node) -> bool | None:
+    """Whether an op takes all columns but the first, or but the last; None if it does something else."""
+    start, rank = None, len(fake_of(node).shape)
+    if name_of(reader) == "getitem":
+        index: Any = argument(reader, 1)
+        *others, last = index if isinstance(index, tuple) else (index,)
+        whole = all(place is Ellipsis or place == slice(None) for place in others)
+        at_the_end = Ellipsis in others or len(others) == rank - 1
+        if whole and at_the_end and isinstance(last, slice) and last.step in (None, 1):
+            start = last.start or 0
+    elif name_of(reader) == "narrow" and argument(reader, 1, "dim") in (-1, rank - 1):
+        start = argument(reader, 2, "start")
+    taken, given = fake_of(reader).shape, fake_of(node).shape
+    if start not in (0, 1) or len(taken) != rank or not equal(taken[-1], given[-1] - 1):
+        return None
+    return start == 1
 
 
 def _called(node: Node) -> str:

@@ -17,11 +17,11 @@ from fuseplan.rewrites.reading import name_of
 from fuseplan.rewrites.written.hidden import bias_at, guarded, hiding, rows_at
 from fuseplan.rewrites.written.layouts import is_one, is_reshape, permutation
 from fuseplan.rewrites.written.lowest import ABSORBS
-from fuseplan.rewrites.written.match import Factor, Operand
+from fuseplan.rewrites.written.match import Factor, Operand, Sinks
 from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.versions import fake_of
 from fuseplan.rewrites.written.writer import STANDS_FOR_IT, Named, Writer
-from fuseplan.rewrites.written.written import Written, term_at
+from fuseplan.rewrites.written.written import Written, arranged_at, term_at
 
 _LAYS_OUT = frozenset({"contiguous", "matmul", "bmm", "linear", "einsum", "baddbmm", "layer_norm", "conv1d", "conv2d"})
 """Ops whose result is laid out by its shape alone."""
@@ -36,7 +36,7 @@ def arguments(written: Written, writer: Writer) -> dict[str, Any]:
     hidden, rows = hiding(written, writer) if written.hides else None, None
     if hidden is not None:
         hidden, rows = guarded(written, writer, hidden)
-        if rows is not None:
+        if rows is not None and match.sinks is None:
             sides["query"] = writer.call(
                 "masked_fill", sides["query"], rows_at(written, writer, rows, written.home), 0.0
             )
@@ -48,6 +48,8 @@ def arguments(written: Written, writer: Writer) -> dict[str, Any]:
         sides["query"], scale = writer.call(torch.mul, sides["query"], scale), 1.0
     fitted: dict[str, Any] = {name: _fitted(writer, _cast(written, writer, node)) for name, node in sides.items()}
     fitted["attn_mask"] = None if bias is None else _fitted(writer, _repeated(written, writer, bias))
+    if match.sinks is not None:
+        fitted["sinks"] = _fitted(writer, _sinks_at_home(written, writer, match.sinks, rows))
     return {**fitted, "dropout_p": match.dropout, "is_causal": False, "scale": scale, "enable_gqa": False}
 
 
@@ -61,6 +63,16 @@ def _operand(written: Written, writer: Writer, name: str) -> Node:
     node = writer.expanded(tensor, [*written.batches, *own])
     # Fused kernels take rows of features only; where convolutions have them as columns, a copy costs less than the scores.
     return node if is_one(fake_of(node).stride(-1)) else writer.call("contiguous", node)
+
+
+def _sinks_at_home(written: Written, writer: Writer, sinks: Sinks, rows: Node | None) -> Node:
+    """What stands beside the scores, with the axes of the call and one column; an infinity where it takes the whole row."""
+    if len(written.batches) > 2:
+        raise MissedError("something stands beside scores that have more axes than a batch, heads, queries and keys")
+    node = arranged_at(written, writer, sinks.node, sinks.location, written.home)
+    if rows is None:
+        return node
+    return writer.call(torch.where, rows_at(written, writer, rows, written.home), math.inf, node)
 
 
 def _cast(written: Written, writer: Writer, node: Node) -> Node:
@@ -115,6 +127,10 @@ def _centred(written: Written, writer: Writer, total: Node) -> Node:
     """
     ours, theirs = (torch.finfo(dtype).eps for dtype in (written.dtype, fake_of(total).dtype))
     if ours <= theirs:
+        return total
+    if written.match.sinks is not None:  # that has no share in what a row is shifted by
+        if written.small:
+            raise MissedError("a bias would lose digits, and something stands beside the scores")
         return total
     highest = writer.call("amax", writer.call("detach", total), -1, True)
     hidden = writer.call(torch.le, highest, ABSORBS)  # a row as a whole: nothing of it is to become zero
