@@ -58,7 +58,7 @@ def step(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Tensor, l
     if not leaves:
         return result, []
     weight = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape)
-    return result.detach(), list(torch.autograd.grad((result * weight.to(result.dtype)).sum(), leaves))
+    return result.detach(), list(torch.autograd.grad((result * weight.to(result)).sum(), leaves))
 
 
 def assert_same_step(function: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Any]) -> None:
@@ -74,7 +74,7 @@ def _moved(value: Any, seed: int) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     less = torch.rand(value.shape, generator=torch.Generator().manual_seed(seed)) * 4 * torch.finfo(value.dtype).eps
-    return (value.detach() * (1 - less).to(value.dtype)).requires_grad_(value.requires_grad)
+    return (value.detach() * (1 - less).to(value)).requires_grad_(value.requires_grad)
 
 
 def found_in(function: Callable[..., Any], *inputs: Any) -> Backend:

@@ -1,4 +1,4 @@
-"""Attention beside sinks is found in inference, and is the same as one call; what only looks like it is left as it is."""
+"""Attention beside sinks is found, and is the same as one call, forward and backward; what only looks like it is left as it is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agreement import assert_as_accurate, in_double
+from fuseplan.backend import programs_of
+from fuseplan.explain import compiled_by
+from fuseplan.plan import Plan, Rewrite
 from sinks import SINKS, B, D, H, N, given
-from written_sites import assert_same_step, compiled, missed_in
+from written_sites import KIND, assert_same_step, compiled, missed_in
 
 FUSED = "attention_beside_sinks"
 
@@ -160,12 +163,53 @@ def test_two_columns_are_left_as_they_are() -> None:
     assert missed_in(_two_columns, *given())
 
 
-def test_in_training_no_kernel_gives_it_a_gradient() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SINKS)
+def test_each_spelling_trains_the_same(name: str, dtype: torch.dtype) -> None:
+    run, backend = compiled(SINKS[name], None)
+    inputs = [one.requires_grad_(one.is_floating_point()) for one in given(dtype)]
+    assert_same_step(SINKS[name], run, inputs)
+    assert FUSED in backend.targets
+
+
+@pytest.mark.parametrize("frozen", range(4), ids=["query", "key", "value", "sinks"])
+def test_what_is_frozen_takes_no_gradient(frozen: int) -> None:
+    run, backend = compiled(SINKS["causal"], None)
+    inputs = [one.requires_grad_(one.is_floating_point() and i != frozen) for i, one in enumerate(given())]
+    assert_same_step(SINKS["causal"], run, inputs)
+    assert FUSED in backend.targets
+
+
+@pytest.mark.parametrize("host", ["inductor", "aten"])
+@pytest.mark.parametrize("name", ["gpt_oss", "causal"])
+def test_it_trains_under_a_plan(name: str, host: str) -> None:
+    torch._dynamo.reset()
+    plan = Plan(host, rewrites=(Rewrite(KIND, 0, "auto"),))
+    run = torch.compile(SINKS[name], backend="fuseplan", options={"plan": plan})
     inputs = [one.requires_grad_(one.is_floating_point()) for one in given()]
-    assert (
-        missed_in(SINKS["gpt_oss"], *inputs)
-        == "something stands beside its scores, to which no kernel gives a gradient"
-    )
+    assert_same_step(SINKS[name], run, inputs)
+    (program,) = programs_of(compiled_by(run))
+    assert [(one.kind, one.way) for one in program.plan.rewrites] == [(KIND, "auto")]
+
+
+def test_a_bias_that_is_learned_stays_where_it_is() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, hidden: Tensor, bias: Tensor) -> Tensor:
+        return _beside(q @ k.mT + bias, sinks).softmax(-1)[..., :-1] @ v
+
+    bias = torch.randn(1, H, N, N, requires_grad=True)
+    why = "something stands beside its scores, to which a bias that takes a gradient is added"
+    assert missed_in(program, *given(), bias) == why
+
+
+def test_within_a_transformation_it_is_left() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, hidden: Tensor) -> Tensor:
+        def one(scale: Tensor) -> Tensor:
+            return scale * (_beside(q @ k.mT, sinks).softmax(-1)[..., :-1] @ v)
+
+        found: Tensor = torch.vmap(one)(torch.ones(2))
+        return found
+
+    assert missed_in(program, *given()) == "something stands beside its scores, within a transformation such as vmap"
 
 
 def test_sinks_that_are_written_to_meanwhile_are_left() -> None:

@@ -17,6 +17,7 @@ from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.written.site import find_written
 from sinks import SINKS, given
 from written_attention import SPELLINGS
+from written_sites import assert_same_step
 
 WAYS = ("math", "efficient", "cudnn", "flash", "efficient+aligned", "cudnn+aligned")
 
@@ -88,4 +89,13 @@ def test_attention_beside_sinks_is_the_same_under_each_kernel(name: str, way: st
     with torch.no_grad():
         got, want, exact = run(*inputs), SINKS[name](*inputs), SINKS[name](*in_double(inputs))
     assert_as_accurate(got, want, exact)
+    assert refused[0] is None or way != "auto"
+
+
+@pytest.mark.parametrize("way", BESIDE)
+@pytest.mark.parametrize("name", SINKS)
+def test_attention_beside_sinks_trains_the_same_under_each_kernel(name: str, way: str) -> None:
+    inputs = [one.requires_grad_(one.is_floating_point()) for one in given(torch.bfloat16, "cuda")]
+    run, refused = compiled(SINKS[name], way)
+    assert_same_step(SINKS[name], run, inputs)
     assert refused[0] is None or way != "auto"

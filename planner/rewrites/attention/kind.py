@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
+from fuseplan.rewrites.attention.beside_sinks import attention_beside_sinks
 from fuseplan.rewrites.attention.by_name import kernel_calls
 from fuseplan.rewrites.attention.calls import attention_calls
 from fuseplan.rewrites.attention.kernels import (
@@ -19,7 +20,6 @@ from fuseplan.rewrites.attention.kernels import (
 )
 from fuseplan.rewrites.attention.layouts import LAYOUTS, mask_once, without_repeats
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
-from fuseplan.rewrites.attention.sinks import attention_beside_sinks
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.attention.switches import forbidden, not_deterministic
 from fuseplan.rewrites.attention.ways import AttentionWay

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
+from fuseplan.rewrites.attention.beside_sinks import attention_beside_sinks
 from fuseplan.rewrites.attention.kernels import (
     FUNCTIONS,
     attention_flex,
@@ -17,7 +18,7 @@ from fuseplan.rewrites.attention.kernels import (
 )
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource
-from fuseplan.rewrites.attention.sinks import arguments_beside_sinks, attention_beside_sinks
+from fuseplan.rewrites.attention.sinks import arguments_beside_sinks
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft

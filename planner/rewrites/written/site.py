@@ -15,6 +15,7 @@ from fuseplan.rewrites.attention.sinks import no_kernel_beside_sinks, no_sinks
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, digest_of
+from fuseplan.rewrites.special import transformed
 from fuseplan.rewrites.writes import may_write
 from fuseplan.rewrites.written.biases import biases_of
 from fuseplan.rewrites.written.hidden import hiding
@@ -107,7 +108,7 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     check_gradients(written)
     written, proof = _proven(written, writer_of(written, scratch), scratch.copies[match.result])
     if match.sinks is not None:
-        written = _beside_sinks(written)
+        written = _beside_sinks(written, softmax)
     if written.loses_rows and any(bias.low_number is not None for bias in written.biases):
         raise MissedError(
             "a row may be hidden by what is filled in and what is added, which take gradients of their own"
@@ -119,15 +120,15 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     as_they_stand = {name: originals[node] for name, node in given.items() if node in originals}
     later = trains and is_written_later(versions, match)
     site = WrittenAttention(number, digest, proof, match.result, written, known, as_they_stand, later)
-    if match.sinks is not None and (reason := site.refusal(site.usual) or no_kernel_beside_sinks(site)):
+    if match.sinks is not None and (reason := no_kernel_beside_sinks(site) or site.refusal(site.usual)):
         raise MissedError(reason)
     return site
 
 
-def _beside_sinks(written: Written) -> Written:
+def _beside_sinks(written: Written, softmax: Node) -> Written:
     """The same where something stands beside the scores, and takes the whole of a row that is hidden: it becomes zeros by itself."""
-    if written.trains:
-        raise MissedError("something stands beside its scores, to which no kernel gives a gradient")
+    if softmax in transformed(softmax.graph):
+        raise MissedError("something stands beside its scores, within a transformation such as vmap")
     if written.match.dropout:
         raise MissedError("something stands beside its scores, and its weights are dropped")
     return replace(written, guarded=written.guarded and written.may_be_infinite)

@@ -91,7 +91,8 @@ class Written:
         """Whether a row that is hidden as a whole would have other gradients under a fused kernel: beside so low a number,
         the logarithm of a sum that it keeps for its backward loses how many columns there are.
         """
-        return self.trains and self.guarded and any(bias.absorbs for bias in self.hiding)
+        beside = self.match.sinks is not None  # that takes the whole of such a row, and no score has a gradient
+        return self.trains and self.guarded and not beside and any(bias.absorbs for bias in self.hiding)
 
 
 def home_of(match: Match) -> Location:
