@@ -92,6 +92,11 @@ _t5_small = partial(
     built, "T5ForConditionalGeneration", "T5Config", d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8,
     vocab_size=32128, decoder_start_token_id=0, dropout_rate=0.0, use_cache=False,
 )  # fmt: skip
+_gpt_oss = partial(
+    built, "GptOssForCausalLM", "GptOssConfig", hidden_size=1024, intermediate_size=1024, num_hidden_layers=6,
+    num_attention_heads=16, num_key_value_heads=4, head_dim=64, num_local_experts=8, num_experts_per_tok=2,
+    vocab_size=32000, sliding_window=128, use_cache=False, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
 _bert_with_head = partial(built, "BertForMaskedLM", "BertConfig", **_STILL)
 _resnet = partial(built, "ResNetForImageClassification", "ResNetConfig", id2label=LABELS)
 _vit = partial(built, "ViTForImageClassification", "ViTConfig", id2label=LABELS, **_STILL)
@@ -158,6 +163,8 @@ CASES = {
     "vit-b 64 train": Case(_vit, _images(64, labels=True), train=True, weight=9),
     "qwen2 2x1024 train": Case(qwen2, _tokens(2, 1024, 151936, labels=True), train=True, weight=10),
     "t5-small 16x512": Case(_t5_small, _two_texts(16, 512, 256, 32128), weight=5),
+    "gpt-oss 2x2048": Case(_gpt_oss, _tokens(2, 2048, 32000), weight=5),
+    "gpt-oss 2x2048 train": Case(_gpt_oss, _tokens(2, 2048, 32000, labels=True), train=True, weight=9),
     "swin-t 64": Case(partial(_timm, "swin_tiny_patch4_window7_224"), _images(64, name="x"), weight=6),
     "timm vit-b 64": Case(partial(_timm, "vit_base_patch16_224"), _images(64, name="x"), weight=4),
     "convnext-t 64": Case(partial(_timm, "convnext_tiny"), _images(64, name="x"), weight=6),
