@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseplan import traces_of
@@ -193,3 +194,61 @@ def test_a_padded_plan_races() -> None:
     outcome = answer(RacePlans(text, entries, "eager", rule), Workplace(Setup("cpu"), Unheard()))
     assert outcome.ok, outcome.detail
     assert all(row.status == "ok" and row.wall_us for row in outcome.rows)
+
+
+class Normed(nn.Module):
+    """What a norm gives of zeros is its bias, which is zero before anybody trains it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.up(self.norm(x)).sum(0),)
+
+
+class Averaged(nn.Module):
+    """The mean of a batch norm is a buffer that begins with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.norm(x).sum(0),)
+
+
+@pytest.mark.parametrize("model", [Normed, Averaged])
+def test_weights_that_were_never_trained_may_be_others(model: type[nn.Module]) -> None:
+    made = model().eval()
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    row = vetted(made, rows(40))
+    assert row.status == "wrong"
+    assert "on values" in row.detail
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+
+
+def test_weights_are_what_they_were_for_the_next_case() -> None:
+    """Of a model that keeps nothing for what is filled up, whatever its weights are."""
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU()).eval()
+    assert vetted(lambda x: (model(x),), rows(40)).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("call", "other"),
+    [
+        pytest.param(lambda x, other: ((x + other).sum(0),), torch.zeros(8), id="zeros"),
+        pytest.param(lambda x, other: (torch.where(other, x + 1, x).sum(0),), torch.tensor(False), id="a flag"),
+    ],
+)
+def test_inputs_that_are_not_filled_up_may_be_others(call: Callable[..., Any], other: Tensor) -> None:
+    assert vetted(call, (*rows(40), other)).status == "wrong"
+
+
+@pytest.mark.parametrize("window", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("size", [36, 48, 60])
+def test_what_is_right_at_the_multiples_of_a_number_alone_is_found_wrong(size: int, window: int) -> None:
+    def pooled(x: Tensor) -> tuple[Tensor]:
+        return (F.avg_pool1d(x.t()[None], window, ceil_mode=True),)
+
+    assert vetted(pooled, rows(size)).status == "wrong"

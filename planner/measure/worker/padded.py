@@ -2,12 +2,14 @@
 
 What is filled up is zero. A program for which zeros happen to be nothing on the values of its trace, such as the largest of
 numbers of both signs, is found wrong on numbers all of which are above zero, or all below, integers among them where nothing is picked by
-them; one that asks whether all of a mask is set, on a mask all of which is.
+them; one that asks whether all of a mask is set, on a mask all of which is. What is the same at each place of a weight as it was made, such
+as the zeros of a bias, is something else by then: other weights come under the same plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -25,6 +27,10 @@ DEVIATIONS = 4
 """So many deviations from zero numbers of one sign lie."""
 LARGE = 2.0**10
 """What is larger, among a few floats, is a mark, such as what hides a place from attention."""
+SIZES = 4
+"""Of so many sizes between the ends of a box a plan is judged, beside these: no two of a kind, by what they leave when they are divided."""
+_DIVISORS = (2, 3, 4, 5, 7, 8)
+_LOOKED_AT = 256
 _SIGNED = ("int8", "int16", "int32", "int64")
 _INTEGERS = (*_SIGNED, "uint8")
 
@@ -35,6 +41,20 @@ class PaddedCase:
 
     told: str
     loaded: Loaded
+    usual: Loaded
+    """The same with the values of its trace."""
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        """While it lasts, weights and buffers have the values of the case: they are the same tensors in all cases."""
+        given = zip(self.loaded.trace.fields["inputs"], self.usual.trace.fields["inputs"], strict=True)
+        owned = self.loaded.tensors.owned
+        others = [i for i, (ours, usual) in enumerate(given) if i in owned and ours["values"] != usual["values"]]
+        try:
+            self.loaded.tensors.make_anew(others)
+            yield
+        finally:
+            self.usual.tensors.make_anew(others)
 
 
 def why_not_judged(plan: Plan | None, loaded: Loaded) -> str | None:
@@ -54,22 +74,50 @@ def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
     """What a padded plan is judged on: no two that follow each other have the same sizes. None of a plan that does not pad."""
     if plan is None or not plan.padded:
         return []
-    seeded = Random(loaded.trace.key)
-    between = {name: seeded.randint(low, high) for name, low, high in plan.padded}
     edge = {name: high for name, _, high in plan.padded}
     least = {name: low for name, low, _ in plan.padded}
     below = {name: max(low, high - 1) for name, low, high in plan.padded}
-    cases = [(edge, loaded.trace, ""), (least, loaded.trace, ""), (below, loaded.trace, "")]
-    cases += [(between, loaded.trace, "")]
-    turned = zip((least, between, below), _turned(loaded), ("above zero", "below zero", "about zero"), strict=True)
+    seeded = Random(loaded.trace.key)
+    drawn = {name: unlike((low, max(low, high - 1)), seeded) for name, low, high in plan.padded}
+    between = [{name: sizes[i % len(sizes)] for name, sizes in drawn.items()} for i in range(SIZES)]
+    corners = [edge | {name: least[name]} for name in edge] if len(edge) > 1 else []
+    cases = [(sizes, loaded.trace, "") for sizes in (edge, least, below, *corners, *between)]
+    turned = zip((least, between[0], below), _turned(loaded), ("above zero", "below zero", "about zero"), strict=True)
     cases += [(sizes, trace, f", on values {where}") for sizes, trace, where in turned if trace != loaded.trace]
     return [
         PaddedCase(
             f"at {' '.join(f'{name}={size}' for name, size in sizes.items())}{told}",
             loaded.given(at_sizes(trace, sizes)),
+            loaded,
         )
         for sizes, trace, told in cases
     ]
+
+
+def unlike(ends: tuple[int, int], drawn: Random) -> list[int]:
+    """Sizes between two that leave something else when they are divided by small numbers than those do, and than each other: a program
+    may be right at multiples of three alone. The lower end where there are none between.
+
+    >>> sizes = unlike((33, 63), Random(0))
+    >>> len(sizes), {size % 3 for size in (33, 63, *sizes)}, {size % 2 for size in sizes}
+    (4, {0, 1, 2}, {0, 1})
+    >>> unlike((7, 8), Random(0))
+    [7]
+    """
+    low, high = ends
+    inside = range(low + 1, high)
+    left = drawn.sample(inside, min(len(inside), _LOOKED_AT))
+    seen, found = {each for size in ends for each in _remainders(size)}, list[int]()
+    while left and len(found) < SIZES:
+        best = max(left, key=lambda size: len(_remainders(size) - seen))
+        left.remove(best)
+        seen |= _remainders(best)
+        found.append(best)
+    return found or [low]
+
+
+def _remainders(size: int) -> set[tuple[int, int]]:
+    return {(by, size % by) for by in _DIVISORS}
 
 
 def _turned(loaded: Loaded) -> list[Trace]:
@@ -92,7 +140,9 @@ def _given(trace: Trace, inputs: Sequence[Mapping[str, Any]]) -> Trace:
 
 def _turned_input(item: Mapping[str, Any], sign: int, is_number: bool) -> Mapping[str, Any]:
     """An input of which all values have a sign, or are set if it is a mask; floats of both signs where it is 0."""
-    if not _varies(item) or (sign == 0 and not _is_float(item)):
+    if not _varies(item):
+        return _stirred(item, sign)
+    if sign == 0 and not _is_float(item):
         return item
     values = item["values"]
     found: Mapping[str, Any]
@@ -106,6 +156,31 @@ def _turned_input(item: Mapping[str, Any], sign: int, is_number: bool) -> Mappin
         found = _integers_of_sign(values, sign, torch.iinfo(named(item["dtype"])))
     else:
         return item
+    return {**item, "values": found}
+
+
+def _stirred(item: Mapping[str, Any], sign: int) -> Mapping[str, Any]:
+    """What is not filled up, where it is one number, such as a bias that was never trained or the scale of a norm: others about it, above
+    zero where it is, and off zero where it is that. A flag is set, and is not.
+    """
+    values = item.get("values", {})
+    numbers = (
+        values["values"]
+        if values.get("spread") == "few"
+        else [values.get("mean")]
+        if not values.get("deviation", 1)
+        else []
+    )
+    if item.get("dtype") == "bool" and sign != 0:
+        return {**item, "values": {"spread": "few", "values": [int(sign > 0)], "counts": [1]}}
+    if item["kind"] == "size" or not _is_float(item) or len(numbers) != 1 or isinstance(numbers[0], dict):
+        return item
+    (number,) = numbers
+    if abs(number) > LARGE:
+        return item
+    middle = float(number) or (-0.5 if sign < 0 else 0.5)
+    low, high = sorted((0.5 * middle, 1.5 * middle))
+    found = {"spread": "normal", "mean": middle, "deviation": abs(middle) / 4, "low": low, "high": high}
     return {**item, "values": found}
 
 

@@ -173,8 +173,9 @@ class _Trial:
             begin = perf_counter()
             self.place.clear()  # once: these runs are many, and short
             where = replace(_surroundings(self.place, self.job), tidy=lambda: None, clear=lambda: None)
-            expectation = expect(case.loaded, (seed,), seconds=self.judging_s - self.judged_s, where=where)
-            judged = expectation.judge(case.loaded.run(compiled, seed), seed, _layout(self.entry), self.wider)
+            with case.weights():
+                expectation = expect(case.loaded, (seed,), seconds=self.judging_s - self.judged_s, where=where)
+                judged = expectation.judge(case.loaded.run(compiled, seed), seed, _layout(self.entry), self.wider)
             if judged.problem is not None:
                 return self.fail("wrong", line(f"{judged.problem} ({case.told})"))
             self.judged_s += perf_counter() - begin
