@@ -48,7 +48,16 @@ def _min_cut(joint: GraphModule, *args: Any, **options: Any) -> tuple[GraphModul
     return forward, backward
 
 
-_PARTITIONS = {"min-cut": _min_cut, "all": default_partition}
+def _keep_all(*args: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+    """All is saved: nothing is drawn again. Where eager's numbers are drawn, torch takes no random op for needless, and the backward would draw
+    all of the forward's once more.
+    """
+    with torch._inductor.config.patch(fallback_random=False):
+        forward, backward = default_partition(*args, **options)
+    return forward, backward
+
+
+_PARTITIONS = {"min-cut": _min_cut, "all": _keep_all}
 
 
 def compile_under_aten(

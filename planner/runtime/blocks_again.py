@@ -40,15 +40,34 @@ class Blocks(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         if self.before is not None:
             self.before(graph)
+        self.mark(graph)
+
+    def mark(self, graph: Graph) -> None:
+        """Say what is computed again, and what is not."""
         mark_blocks(graph)
 
     def uuid(self) -> Any:
         """What torch's caches know it by: nothing, and so nothing is kept, where the caller's pass has no name."""
-        own = get_hash_for_files((__file__,))
+        own = get_hash_for_files((__file__,)), type(self).__name__
         if self.before is None:
             return own
         before = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
         return None if before is None else (own, before)
+
+
+class KeptDraws(Blocks):
+    """The pass under which nothing is drawn again, where torch's cut saves less than it would: it takes the seeds of random numbers for
+    something that may be computed again, and what the backward then has for a dropout is another one.
+    """
+
+    def mark(self, graph: Graph) -> None:
+        """Keep what is drawn, unless the program says itself what becomes of it. Of several results torch can't keep all as one."""
+        for node in graph.nodes:
+            is_drawn = (
+                isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+            )
+            if is_drawn and isinstance(node.meta.get("val"), torch.Tensor):
+                node.meta.setdefault("recompute", _KEPT)
 
 
 def mark_blocks(graph: Graph) -> int:

@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fuseplan.errors import PlanError
 from fuseplan.executors.flat import Boxed
 from fuseplan.host.settings import BUNDLES
 from fuseplan.plan import Plan
 from fuseplan.rewrites.apply import known_to_torchs_cache
+from fuseplan.rewrites.reading import argument, draws, name_of
 from fuseplan.runtime import kept, torch_cache
 from fuseplan.runtime.kept import Kept, KeptCode, raising, recalled_by
 from fuseplan.runtime.record import Program
@@ -32,6 +33,7 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     from torch._inductor.compile_fx import compile_fx
 
     patches = options_under(plan.settings)
+    _check_draws(plan, gm)
     whole = _budgeted(partial(compile_fx, gm, list(example_inputs)), BUNDLES[plan.settings].memory_budget)
     if plan.launch == "plain":
         with known_to_torchs_cache(plan):
@@ -43,6 +45,32 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     with _keeping(plan, launch, tag):
         captured = _around(plan, program, patches, partial(whole, inner_compile=inner))
     return launch.unasked.watching(captured, example_inputs)
+
+
+def _check_draws(plan: Plan, gm: GraphModule) -> None:
+    """PlanError where less is saved than torch would, and what is computed again may be random numbers, as others: those of attention that
+    drops weights, and where eager's numbers are asked for, all.
+    """
+    from torch._inductor import config
+
+    if BUNDLES[plan.settings].memory_budget == 1.0:
+        return
+    nodes = [node for part in gm.modules() if isinstance(part, GraphModule) for node in part.graph.nodes]
+    if any(map(_drops_weights, nodes)):
+        raise PlanError(f"settings {plan.settings!r} may draw again which weights of attention are dropped")
+    if config.fallback_random and any(map(draws, nodes)):
+        raise PlanError(
+            f"settings {plan.settings!r} may draw random numbers again, and torch._inductor.config.fallback_random asks for eager's"
+        )
+
+
+def _drops_weights(node: Node) -> bool:
+    """Whether it is attention that has dropout, or may have it."""
+    name = name_of(node) if node.op == "call_function" else ""
+    if name == "multi_head_attention_forward":
+        return True
+    dropout = argument(node, 4, "dropout_p", default=0.0) if name == "scaled_dot_product_attention" else None
+    return bool(node.kwargs.get("dropout_p", dropout or 0.0) != 0.0)
 
 
 def _budgeted(compiler: Callable[..., Any], budget: float) -> Callable[..., Any]:
@@ -70,7 +98,7 @@ def options_under(settings: str) -> dict[str, Any] | None:
     """The options of Inductor that a bundle of settings means here; None where it leaves them as they are."""
     from torch._inductor import config, list_mode_options
 
-    from fuseplan.runtime.blocks_again import Blocks
+    from fuseplan.runtime.blocks_again import Blocks, KeptDraws
 
     bundle = BUNDLES[settings]
     missing = [name for name in bundle.options if not _is_known(config, name)]
@@ -79,7 +107,8 @@ def options_under(settings: str) -> dict[str, Any] | None:
             f"settings {settings!r} are not those of this torch, whose Inductor has no {', '.join(missing)}"
         )
     of_mode = {} if bundle.mode == "default" else list_mode_options(bundle.mode)
-    passes = {_AFTER_JOINT: Blocks(getattr(config, _AFTER_JOINT))} if bundle.by_block else {}
+    kind = Blocks if bundle.by_block else KeptDraws if bundle.memory_budget < 1.0 else None
+    passes = {} if kind is None else {_AFTER_JOINT: kind(getattr(config, _AFTER_JOINT))}
     return {**of_mode, **bundle.options, **passes} or None
 
 

@@ -65,6 +65,7 @@ def set_otherwise(has_attention: bool) -> list[str]:
     usual: Mapping[str, Any] = {name: entry.default for name, entry in getattr(functorch, "_config", {}).items()}
     saving = [name for name in _OF_SAVING if name in usual and getattr(functorch, name) != usual[name]]
     backends = [f"torch.backends.{name} is switched off" for name in off]
+    backends += ["torch._inductor.config.fallback_random is set"] if config.fallback_random else []
     return [*attention, *backends, *(f"torch._functorch.config.{name} is set" for name in saving)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from benchmarks.one_ways import by_kind
 from carving import trained
@@ -86,3 +87,61 @@ def test_each_kind_of_rewrite_is_measured_by_itself() -> None:
         "attention flash": [("attention", 0, "flash"), ("attention", 1, "auto")],
         "matmul padded": [("matmul", 0, "padded")],
     }
+
+
+LESS = [name for name, bundle in BUNDLES.items() if bundle.memory_budget < 1]
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+@pytest.mark.parametrize("name", LESS)
+def test_what_a_dropout_draws_is_not_drawn_again_in_the_backward(name: str, layers: int) -> None:
+    """Torch's cut would: which of these saves how little hangs on the sizes."""
+    one = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.5)) for _ in range(layers)]
+    call = compile_under(Plan("inductor", settings=name), nn.Sequential(*one).double())
+    x = torch.randn(8, 16, dtype=torch.double, requires_grad=True)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(7)
+        found: torch.Tensor = call(x).square().mean()
+        return found
+
+    loss(x).backward()
+    assert x.grad is not None
+    above, below = ((x.detach() + step).requires_grad_() for step in (1e-5, -1e-5))
+    assert torch.isclose(x.grad.sum() * 2e-5, loss(above) - loss(below), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_numbers_that_are_eagers_are_not_drawn_again_either(name: str) -> None:
+    net = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 4))
+    x = torch.randn(8, 16, requires_grad=True)
+    with torch._inductor.config.patch(fallback_random=True):
+        with pytest.raises(BackendCompilerFailed, match="may draw random numbers again"):
+            compile_under(Plan("inductor", settings=name), net)(x)
+        torch._dynamo.reset()
+        still = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        compile_under(Plan("inductor", settings=name), still)(x).sum().backward()
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.0])
+def test_weights_of_attention_that_are_dropped_are_not_drawn_again(dropout: float) -> None:
+    def attends(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, None, dropout) * 2
+
+    call = compile_under(Plan("inductor", settings=LESS[0]), attends)
+    x = torch.randn(2, 3, 8, 16, requires_grad=True)
+    if not dropout:
+        call(x).sum().backward()
+        return
+    with pytest.raises(BackendCompilerFailed, match="which weights of attention are dropped"):
+        call(x)
+
+
+@pytest.mark.parametrize("saving", ["all", "min-cut"])
+def test_a_backward_draws_none_of_eagers_numbers_again(saving: str) -> None:
+    with torch._inductor.config.patch(fallback_random=True):
+        call = compile_under(Plan("aten", saving=saving), lambda x: torch.nn.functional.dropout(x.sin(), 0.5))
+        found = call(torch.randn(4, 8, requires_grad=True))
+        before = torch.get_rng_state()
+        found.sum().backward()
+        assert torch.equal(before, torch.get_rng_state())
