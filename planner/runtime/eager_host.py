@@ -10,6 +10,10 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from fuseplan.capture.dynamo.policies import CONTEXTS
+from fuseplan.rewrites.writes import written_by
+
+_WRITTEN = "fuseplan_may_be_written"
+"""In the meta of a checkpointed block, which of its inputs it may write to."""
 
 
 def run_eagerly(gm: GraphModule) -> Callable[..., Any]:
@@ -34,4 +38,24 @@ def _checkpoint(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     options, operands = TagActivationCheckpoint.divide_kwargs(kwargs)
     if CONTEXTS in body.meta:
         options["context_fn"] = body.meta[CONTEXTS]
-    return checkpoint(body, *args, **{**options, "use_reentrant": False}, **operands)
+    stays = [i for i in _may_be_written(body) if i < len(args) and not getattr(args[i], "requires_grad", False)]
+    if not stays:
+        return checkpoint(body, *args, **{**options, "use_reentrant": False}, **operands)
+    # what `checkpoint` is given must stay what it is until the backward, which statistics of a norm do not: the program has them from elsewhere
+    given = [arg for i, arg in enumerate(args) if i not in stays]
+
+    def run(*given: Any, **operands: Any) -> Any:
+        rest = iter(given)
+        return body(*(args[i] if i in stays else next(rest) for i in range(len(args))), **operands)
+
+    return checkpoint(run, *given, **{**options, "use_reentrant": False}, **operands)
+
+
+def _may_be_written(body: GraphModule) -> list[int]:
+    """Which inputs of a block something in it may write to, by their places."""
+    if _WRITTEN not in body.meta:
+        inputs = body.graph.find_nodes(op="placeholder")
+        written = {each for node in body.graph.nodes for each in written_by(node)}
+        body.meta[_WRITTEN] = [i for i, node in enumerate(inputs) if node in written]
+    found: list[int] = body.meta[_WRITTEN]
+    return found

@@ -250,6 +250,37 @@ def test_activation_checkpointing_recomputes_the_same_numbers(plan: str, dropout
     assert_same(run(lambda module: compile_under(plan, module)), run(lambda module: module))
 
 
+class _Averaging(nn.Module):
+    """It keeps how large its input was on average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        self.mean.add_(y.detach().mean(0))
+        return y.sin()
+
+
+@pytest.mark.parametrize("block", [lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), _Averaging])
+@pytest.mark.parametrize("plan", ["aten", "eager"])
+def test_a_checkpointed_block_that_writes_to_a_buffer(plan: str, block: Callable[[], nn.Module]) -> None:
+    """Eager writes to it once more as it computes the block again; what is compiled does not."""
+
+    def run(wrap: Callable[[Callable[..., Any]], Any]) -> tuple[Any, ...]:
+        torch.manual_seed(SEED)
+        module = block()
+        call = wrap(lambda x: checkpoint(module, x, use_reentrant=False))
+        result = call(_sample(4, 8)).sin()
+        after = {name: value.clone() for name, value in module.named_buffers()}
+        result.sum().backward()
+        return result, _gradients(module), after, dict(module.named_buffers()) if plan == "eager" else None
+
+    assert_same(run(lambda call: compile_under(plan, call)), run(lambda call: call))
+
+
 # --- training and evaluation ----------------------------------------------------------------------------------------
 
 
