@@ -63,6 +63,8 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 """The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""
 _WORD = re.compile(r"[a-z0-9][a-z0-9+=._-]{0,79}")
 _DIGEST = re.compile(r"[0-9a-f]{16}")
+_SHOWN = 40
+"""So many letters of what does not fit are shown."""
 _GREEDY = re.compile(r"(\w[\w.+-]{0,79})-greedy")
 _SIZE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 
@@ -147,7 +149,7 @@ class Plan:
         if names != sorted(set(names)) or not all(map(_SIZE.fullmatch, names)):
             raise PlanError("the sizes to which a plan pads are named each once, by words, in their order")
         for name, low, high in self.padded:
-            if not 0 < low <= high:
+            if type(low) is not int or type(high) is not int or not 0 < low <= high:
                 raise PlanError(f"a plan pads sizes from 1 on, the least first, not {name} in {low}..{high}")
 
     def _check_cuts(self) -> None:
@@ -159,6 +161,9 @@ class Plan:
             if one.role not in CARVED[self.host]:
                 known = " and ".join(CARVED[self.host])
                 raise PlanError(f"host {self.host} has carve-outs of {known} graphs, and no {one.role} one")
+        cuts = {(one.role, one.graph): one for one in self.carve_outs}
+        if any(cuts[one.role, one.graph] != one for one in self.carve_outs):
+            raise PlanError("a plan carves one graph in two ways")
         if self.host == "aten":
             return
         if self.name is not None:
@@ -274,4 +279,4 @@ def _line(fields: Mapping[str, Any]) -> str:
 
 def _member(what: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise PlanError(f"{what} {value!r} is not one of {', '.join(known)}")
+        raise PlanError(f"{what} {repr(value)[:_SHOWN]} is not one of {', '.join(known)}")

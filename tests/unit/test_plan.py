@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -200,3 +201,22 @@ def test_a_box_that_nobody_can_pad_to_is_refused(padded: object, why: str) -> No
     fields = {**json.loads(Plan("inductor").to_json()), "padded": padded}
     with pytest.raises(PlanError, match=why):
         Plan.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize("padded", [(("s0", 1.0, 2),), (("s0", True, 2),), (("s0", "1", 2),)], ids=repr)
+def test_sizes_that_are_no_whole_numbers_are_refused(padded: Any) -> None:
+    with pytest.raises(PlanError, match="pads sizes from 1 on"):
+        Plan("inductor", padded=padded)
+
+
+def test_one_graph_is_carved_in_one_way() -> None:
+    one, other = (CarveOuts("joint", 64 * "0", Segmentation((Region((op,), "aten"),))) for op in (1, 2))
+    assert Plan("inductor", carve_outs=(one, one)).carve_outs == (one, one)
+    with pytest.raises(PlanError, match="carves one graph in two ways"):
+        Plan("inductor", carve_outs=(one, other))
+
+
+def test_what_is_no_host_is_not_shown_as_a_whole() -> None:
+    with pytest.raises(PlanError) as told:
+        Plan(100_000 * "x")
+    assert len(str(told.value)) < 120
