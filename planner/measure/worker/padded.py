@@ -99,8 +99,8 @@ def unlike(ends: tuple[int, int], drawn: Random) -> list[int]:
     may be right at multiples of three alone. The lower end where there are none between.
 
     >>> sizes = unlike((33, 63), Random(0))
-    >>> len(sizes), {size % 3 for size in (33, 63, *sizes)}, {size % 2 for size in sizes}
-    (4, {0, 1, 2}, {0, 1})
+    >>> len(sizes), [{size % by for size in (33, 63, *sizes)} for by in (2, 3, 4)]
+    (4, [{0, 1}, {0, 1, 2}, {0, 1, 2, 3}])
     >>> unlike((7, 8), Random(0))
     [7]
     """
