@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fuseplan
 from fuseplan.capture.trace.format import Trace
-from fuseplan.capture.trace.libraries import bring, modules_of_operators
+from fuseplan.capture.trace.libraries import bring, check_brought, modules_of_operators
 from fuseplan.errors import ExecutorError, GraphError
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import Flags
@@ -101,6 +101,31 @@ def test_only_what_a_trace_names_is_imported(tmp_path: Path, monkeypatch: pytest
     assert not bring('{"target": "ops.some.op_of_another_name.default"}', modules)
     with pytest.raises(ExecutorError, match="no_such_module, which brings some::op, cannot be imported"):
         bring('{"target": "ops.some.op"}', modules)
+
+
+def test_a_library_that_is_known_is_imported_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Trace
+) -> None:
+    """By a worker, which keeps its flags; of another library the trace tells what to ask for."""
+    folder = tmp_path / "torchao"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "limits.py").write_text("import torch; torch.set_num_threads(1)")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    asked = {**vars(Flags.here()), "threads": 2}
+    place = Workplace(Setup("cpu", asked, path=(str(tmp_path),)), Unheard())
+    known, threads = replace(trace, libraries={NAME: "torchao.limits"}), torch.get_num_threads()
+    try:
+        answer(VetPlan(known.to_json(), RaceEntry("eager")), place)
+        assert sys.modules["torchao.limits"].__file__ == str(folder / "limits.py")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+        for name in ("torchao.limits", "torchao"):
+            sys.modules.pop(name, None)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(tmp_path)])
+    with pytest.raises(GraphError, match=r"torchao\.limits, which brings a::b, cannot be imported"):
+        check_brought({"a::b": "torchao.limits"})
 
 
 def test_a_trace_says_what_brings_its_operators(trace: Trace) -> None:

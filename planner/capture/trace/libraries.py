@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,10 @@ _TORCHS = ("aten", "prim", "prims", "quantized", "fuseplan")
 """Namespaces that are there wherever fuseplan is."""
 _HELPERS = ("torch.library", "torch._library.custom_ops", "torch._ops")
 """Modules that register what others define."""
+_KNOWN = frozenset({
+    "accelerate", "diffusers", "lightning", "sentence_transformers", "timm", "torchao", "torchaudio", "torchvision", "transformers",
+})  # fmt: skip
+"""Libraries that everybody has: what they bring is imported without being asked for. A trace is data, and may name any module."""
 _SCRIPTS = ("__main__", "__mp_main__")
 _PLACE = re.compile(r"registered at (.+):\d+")
 
@@ -44,11 +49,47 @@ def brought(targets: Iterable[str]) -> dict[str, str]:
 
 
 def check_brought(modules: Mapping[str, str]) -> None:
-    """GraphError where an operator of a trace is not here, which says what brings it. A trace imports nothing by itself."""
+    """GraphError where an operator of a trace is not here, which says what brings it. A trace imports nothing by itself but parts of
+    libraries that are known.
+
+    >>> check_brought({"lib::op": "no_such_module"})
+    Traceback (most recent call last):
+    ...
+    fuseplan.errors.GraphError: there is no operator lib::op here, which no_such_module brings: fuseplan --import no_such_module
+    """
     for name, module in modules.items():
-        namespace, _, operation = name.partition("::")
-        if not hasattr(getattr(torch.ops, namespace, None), operation):
+        if not _is_here(name) and is_known(module):
+            try:
+                load(module, f", which brings {name},")
+            except ExecutorError as error:
+                raise GraphError(str(error)) from error
+        if not _is_here(name):
             raise GraphError(f"there is no operator {name} here, which {module} brings: fuseplan --import {module}")
+
+
+def is_known(module: str) -> bool:
+    """Whether it is a part of a library that everybody has, and no script of it.
+
+    >>> is_known("transformers.integrations.moe"), is_known("transformers.__main__"), is_known("transformers_of_mine")
+    (True, False, False)
+    """
+    parts = module.split(".")
+    return parts[0] in _KNOWN and all(part.isidentifier() and not part.startswith("__") for part in parts)
+
+
+def _is_here(name: str) -> bool:
+    namespace, _, operation = name.partition("::")
+    return hasattr(getattr(torch.ops, namespace, None), operation)
+
+
+def known_in(text: str) -> dict[str, str]:
+    """What a trace, as text, says of its operators that libraries bring which everybody has.
+
+    >>> known_in('{"libraries": {"torchvision::nms": "torchvision", "a::b": "mine"}}'), known_in("{}")
+    ({'torchvision::nms': 'torchvision'}, {})
+    """
+    named = json.loads(text).get("libraries", {}) if '"libraries"' in text else {}
+    return {name: module for name, module in named.items() if is_known(module)}
 
 
 def bring(text: str, modules: Mapping[str, str], path: Sequence[str] = ()) -> bool:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from fuseplan.capture.trace.libraries import bring
+from fuseplan.capture.trace.libraries import bring, known_in
 from fuseplan.executors import Executor, executors, register
 from fuseplan.executors.known import load
 from fuseplan.graph import Graph
@@ -79,7 +79,8 @@ class Workplace:
             self.executors = {**self.executors, **planted}
 
     def _bring(self, trace: str) -> None:
-        if bring(trace, self.setup.operators, self.setup.path) and self.setup.flags:
+        operators = {**known_in(trace), **self.setup.operators}
+        if bring(trace, operators, self.setup.path) and self.setup.flags:
             Flags(**self.setup.flags).set()  # a library may have set some of them for itself
 
     def expected(self, region: Graph) -> ExpectedRegion:
