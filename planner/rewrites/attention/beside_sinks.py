@@ -54,11 +54,9 @@ def attention_beside_sinks(
         attn_mask = attn_mask.to(dtype) if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
-    in_window = left is not None and right is not None
-    name = "window" if in_window else f"{kernel} on {device}"
-    asked = (
-        _Asked(is_causal, scale, left, right) if left is not None and right is not None else _Asked(is_causal, scale)
-    )
+    name, asked = f"{kernel} on {device}", _Asked(is_causal, scale)
+    if left is not None and right is not None:
+        name, asked = "window", _Asked(is_causal, scale, left, right)
     found: Tensor = _BesideSinks.apply(query, key, value, sinks, attn_mask, name, asked)  # type: ignore[no-untyped-call]
     return found
 

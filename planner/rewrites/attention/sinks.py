@@ -24,7 +24,7 @@ def no_sinks(way: AttentionWay) -> str | None:
     if way.kernel not in _KERNELS or way.mask == "documents":
         return f"{way.kernel} tells no logarithms of sums, by which something may stand beside the scores"
     if way.grouped or way.packed:
-        return "something stands beside its scores, which is one for each head"
+        return "something stands beside its scores, and kernels that tell their sums are given all heads"
     return None
 
 
